@@ -26,7 +26,9 @@ pub(crate) struct Acceptor {
     at: String,
     /// Of which every challenge is made, and how many there were.
     challenges: (Token, u64),
-    refusals: Refusals,
+    /// Who was refused, up to [`MAX_NOTES`], and how many more.
+    notes: Vec<String>,
+    more: usize,
 }
 
 struct Pending {
@@ -48,44 +50,30 @@ pub(crate) struct PendingConn {
     pub proof: Proof,
 }
 
-#[derive(Default)]
-pub(crate) struct Refusals {
-    notes: Vec<String>,
-    more: usize,
-}
-
-impl Refusals {
-    pub(crate) fn note(&mut self, from: SocketAddr, reason: &str) {
-        if self.notes.len() < MAX_NOTES {
-            self.notes.push(format!("{from}: {reason}"));
-        } else {
-            self.more += 1;
-        }
-    }
-
-    pub(crate) fn into_notes(mut self) -> Vec<String> {
-        if self.more > 0 {
-            self.notes.push(format!("and {} more", self.more));
-        }
-        self.notes
-    }
-}
-
 impl Acceptor {
     /// Listens at all of the addresses, which callers know as `at`.
     pub(crate) fn new(listeners: Vec<TcpListener>, token: Token, at: String) -> io::Result<Acceptor> {
         listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
         let challenges = (token.derive("zbench challenges", &nonce()?), 0);
-        Ok(Acceptor { listeners, pending: Vec::new(), token, at, challenges, refusals: Refusals::default() })
+        Ok(Acceptor { listeners, pending: Vec::new(), token, at, challenges, notes: Vec::new(), more: 0 })
     }
 
     /// Who was refused so far; of very many, the first.
     pub(crate) fn refusals(&self) -> &[String] {
-        &self.refusals.notes
+        &self.notes
     }
 
-    pub(crate) fn into_refusals(self) -> Vec<String> {
-        self.refusals.into_notes()
+    pub(crate) fn into_refusals(mut self) -> Vec<String> {
+        self.notes.extend((self.more > 0).then(|| format!("and {} more", self.more)));
+        self.notes
+    }
+
+    fn note(&mut self, from: SocketAddr, reason: &str) {
+        if self.notes.len() < MAX_NOTES {
+            self.notes.push(format!("{from}: {reason}"));
+        } else {
+            self.more += 1;
+        }
     }
 
     /// Takes new connections and what has come on those that are open; does not wait.
@@ -97,7 +85,7 @@ impl Acceptor {
                 Ok(false) if caller.since.elapsed() < HELLO_TIME => self.pending.push(caller),
                 Ok(false) => {
                     let reason = format!("said only {} bytes in {} s", caller.got, HELLO_TIME.as_secs());
-                    self.refusals.note(caller.from, &reason);
+                    self.note(caller.from, &reason);
                 }
                 Ok(true) => match Hello::decode(&caller.bytes, &self.token, &self.at, &caller.nonce) {
                     Ok((hello, proof)) => {
@@ -106,14 +94,14 @@ impl Acceptor {
                     }
                     Err(reason) => {
                         let said = excerpt(&caller.bytes);
-                        self.refusals.note(caller.from, &format!("{reason}; it began with \"{said}\""));
+                        self.note(caller.from, &format!("{reason}; it began with \"{said}\""));
                         // Answers fit into any socket's buffer, so that this never waits.
                         let _ = caller.stream.write_all(&rebuff(&reason));
                     }
                 },
                 Err(error) => {
                     let said = excerpt(&caller.bytes[..caller.got]);
-                    self.refusals.note(caller.from, &format!("{error} after {} bytes \"{said}\"", caller.got));
+                    self.note(caller.from, &format!("{error} after {} bytes \"{said}\"", caller.got));
                 }
             }
         }
@@ -127,7 +115,7 @@ impl Acceptor {
             Answer::Size(size) => format!("its world has {} ranks, this one {size}", conn.hello.size),
             Answer::Welcome => "welcome".into(),
         };
-        self.refusals.note(conn.from, &format!("rank {} ({}): {text}", conn.hello.rank, conn.who));
+        self.note(conn.from, &format!("rank {} ({}): {text}", conn.hello.rank, conn.who));
         let _ = conn.stream.write_all(&reason.encode(&self.token, &conn.proof));
     }
 
@@ -139,16 +127,16 @@ impl Acceptor {
     }
 
     fn accept(&mut self) {
-        for listener in &self.listeners {
+        for listener in 0..self.listeners.len() {
             for _ in 0..AT_ONCE {
                 if self.pending.len() == MAX_PENDING {
                     if self.pending[0].since.elapsed() < CHANCE {
                         return;
                     }
                     let oldest = self.pending.remove(0);
-                    self.refusals.note(oldest.from, "made room for newer connections before it said who it is");
+                    self.note(oldest.from, "made room for newer connections before it said who it is");
                 }
-                let (mut stream, from) = match listener.accept() {
+                let (mut stream, from) = match self.listeners[listener].accept() {
                     Ok(accepted) => accepted,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     // About one connection that is gone again, or about too many open files, which may pass.

@@ -1,7 +1,7 @@
 //! The calling side: finds the one that accepts, and proves who we are.
 
 use super::hello::{
-    ANSWER_BYTES, Answer, CHALLENGE_BYTES, Hello, Proof, Token, UNPROVEN, VERSION_KNOWN, begins, challenged, known,
+    ANSWER_BYTES, Answer, CHALLENGE_BYTES, GREETING_BYTES, Hello, Proof, Token, UNPROVEN, begins, challenged, known,
     nonce,
 };
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,22 +14,28 @@ const CONNECT_TIME: Duration = Duration::from_secs(2);
 const GREETING_TIME: Duration = Duration::from_secs(2);
 /// How long it may take to answer our hello: rank 0 does at once, and a process that holds us here must not hold us for the
 /// whole timeout. A rank that is cut off so calls again.
-pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(5);
+const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// Why a call did not end in a connection.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Missed {
     /// Nobody listens there (yet).
+    #[error("{0}")]
     Refused(String),
     /// Nothing answers at this address.
+    #[error("{0}")]
     Silent(String),
     /// Somebody else is there.
+    #[error("{0}")]
     Stranger(String),
     /// Somebody is there who speaks as we do, in another version or without knowing the token.
+    #[error("{0}")]
     Impostor(String),
     /// One of us says that we may not come in.
+    #[error("{0}")]
     Denied(String),
     /// One of us says that the world has this size.
+    #[error("it belongs to a world of {0} ranks")]
     Size(u32),
 }
 
@@ -52,7 +58,7 @@ pub(crate) fn call(
     }
     let until = Instant::now() + left().min(GREETING_TIME);
     let mut greeting = [0; CHALLENGE_BYTES];
-    let (version, challenge) = greeting.split_at_mut(VERSION_KNOWN);
+    let (version, challenge) = greeting.split_at_mut(GREETING_BYTES);
     let mute = |error: io::Error| Missed::Stranger(format!("something accepts and says nothing of zbench ({error})"));
     read_until(&mut stream, version, until).map_err(mute)?;
     let stranger = if begins(version) { Missed::Impostor } else { Missed::Stranger };

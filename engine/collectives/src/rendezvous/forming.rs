@@ -71,35 +71,27 @@ pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
     let mut acceptor = Acceptor::new(listeners, token.clone(), known_as(port)).map_err(failed)?;
     let mut seats: Vec<Seat> = (1..meeting.size).map(|_| None).collect();
     let mut left = Vec::new();
-    let formed = loop {
+    let size = meeting.size;
+    let mut all_come = || loop {
         if seats.iter().all(Option::is_some) && absent(&mut seats, &mut left).is_empty() {
-            break Ok(());
+            return Ok(());
         }
-        let size = meeting.size;
         let awaited = || {
             let missing = absent(&mut seats, &mut left);
             format!("rank(s) {missing:?} of {size} at {address}{}", note(elsewhere, acceptor.refusals(), &left))
         };
-        match wait.is_over(awaited) {
-            Ok(false) => {}
-            Ok(true) => {
-                let (missing, seconds) = (absent(&mut seats, &mut left), meeting.timeout.as_secs());
-                let note = note(elsewhere, acceptor.refusals(), &left);
-                break Err(RendezvousError::Missing { address, missing, size, seconds, note });
-            }
-            Err(stopped) => break Err(stopped),
+        if wait.is_over(awaited)? {
+            let (missing, seconds) = (absent(&mut seats, &mut left), meeting.timeout.as_secs());
+            let note = note(elsewhere, acceptor.refusals(), &left);
+            return Err(RendezvousError::Missing { address: address.clone(), missing, size, seconds, note });
         }
-        let arrivals = acceptor.arrivals();
-        if let Err(error) =
-            arrivals.into_iter().try_for_each(|conn| admit(size, conn, token, &mut acceptor, &mut seats))
-        {
-            break Err(error);
-        }
+        acceptor.arrivals().into_iter().try_for_each(|conn| admit(size, conn, token, &mut acceptor, &mut seats))?;
         std::thread::sleep(LOOK);
     };
+    let formed = all_come();
     let mut lines: Vec<Wire> = seats.into_iter().flatten().map(|(line, _)| line).collect();
     if let Err(error) = formed {
-        dismiss(&mut lines, &error.to_string());
+        dismiss(&mut lines, &error);
         return Err(error);
     }
     // An address that ranks of other hosts reach, where there are any.
@@ -109,7 +101,7 @@ pub(super) fn gather(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
 }
 
 fn local_address(line: &Wire) -> IpAddr {
-    line.stream().local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip().to_canonical())
+    line.stream.local_addr().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip().to_canonical())
 }
 
 /// The ranks that are not here. Who has left again has not arrived.
@@ -169,7 +161,7 @@ fn admit(
 
 /// Whether the other side has closed the connection.
 fn closed(line: &Wire) -> bool {
-    let line = line.stream();
+    let line = &line.stream;
     let peeked = line.set_nonblocking(true).and_then(|()| line.peek(&mut [0]));
     let open = line.set_nonblocking(false).is_ok();
     !open || peeked.map_or_else(|error| error.kind() != ErrorKind::WouldBlock, |count| count == 0)
@@ -219,20 +211,16 @@ fn listen(meeting: &Meeting, wait: &mut Wait<'_>) -> Result<(Vec<TcpListener>, S
     Err(failed(format!("it and the {MORE_PORTS} ports above are taken")))
 }
 
+/// Listens at those of the addresses that are this host's own; where none is, everywhere (`true`).
 fn listen_at(addresses: &[SocketAddr], port: u16) -> io::Result<(Vec<TcpListener>, bool)> {
-    let mut listeners = Vec::new();
-    for mut address in addresses.iter().copied() {
+    let bound = addresses.iter().map(|address| {
+        let mut address = *address;
         address.set_port(port);
-        match TcpListener::bind(address) {
-            Ok(listener) => listeners.push(listener),
-            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
-            Err(error) => return Err(error),
-        }
-    }
-    match listeners.is_empty() {
-        true => Ok((listen_everywhere(port)?, true)),
-        false => Ok((listeners, false)),
-    }
+        TcpListener::bind(address)
+    });
+    let own = bound.filter(|bound| !matches!(bound, Err(error) if error.kind() == ErrorKind::AddrNotAvailable));
+    let listeners: Vec<TcpListener> = own.collect::<io::Result<_>>()?;
+    if listeners.is_empty() { Ok((listen_everywhere(port)?, true)) } else { Ok((listeners, false)) }
 }
 
 /// On all addresses of this host. A socket of version 6 serves version 4 too, unless the system is set otherwise.
@@ -258,9 +246,8 @@ pub(super) fn arrive(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
     loop {
         let mut silent = 0;
         for port in ports(port) {
-            let missed = call_host(host, port, hello, token, deadline);
             let address = format!("{host}:{port}");
-            match missed {
+            match call_host(host, port, hello, token, deadline) {
                 Ok((stream, proof)) => {
                     let line = Wire::new(stream, End::Caller, token, &proof);
                     let local = local_address(&line);
@@ -272,16 +259,12 @@ pub(super) fn arrive(meeting: &Meeting, token: &Token) -> Result<Formed, Rendezv
                 }
                 // That nobody listens at the ports above says nothing.
                 Err(Missed::Refused(_)) if port != meeting.port => {}
-                Err(Missed::Refused(reason) | Missed::Stranger(reason)) => last = format!("{address}: {reason}"),
-                Err(Missed::Impostor(reason)) => {
-                    last = format!("{address}: {reason}");
-                    if impostors.iter().all(|(known, _)| *known != port) {
+                Err(missed) => {
+                    last = format!("{address}: {missed}");
+                    if matches!(missed, Missed::Impostor(_)) && impostors.iter().all(|(known, _)| *known != port) {
                         impostors.push((port, last.clone()));
                     }
-                }
-                Err(Missed::Silent(reason)) => {
-                    last = format!("{address}: {reason}");
-                    silent += 1;
+                    silent += usize::from(matches!(missed, Missed::Silent(_)));
                     if silent == 2 {
                         break; // the host is silent, not one process on it
                     }

@@ -20,7 +20,7 @@ pub(crate) const TOKEN_BYTES: usize = 256;
 const NONCE_BYTES: usize = 32;
 const CODE_BYTES: usize = blake3::OUT_LEN;
 /// What a program of any version reads first, and the nonce behind it.
-const GREETING_BYTES: usize = 12;
+pub(crate) const GREETING_BYTES: usize = 12;
 pub(crate) const CHALLENGE_BYTES: usize = GREETING_BYTES + NONCE_BYTES;
 /// Longest name of a host, in bytes.
 const NAME_BYTES: usize = 64;
@@ -75,6 +75,12 @@ impl Token {
             code.update(part);
         }
         code.finalize()
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token")
     }
 }
 
@@ -140,9 +146,6 @@ pub(crate) fn known(bytes: &[u8]) -> Result<(), String> {
         )),
     }
 }
-
-/// How many bytes of a challenge say which version speaks.
-pub(crate) const VERSION_KNOWN: usize = GREETING_BYTES;
 
 /// Whether the bytes may be the beginning of a hello.
 pub(crate) fn begins(bytes: &[u8]) -> bool {

@@ -144,15 +144,14 @@ impl Rendezvous {
             reach_loopback(&meeting.host).map_err(|reason| invalid(&reason))?;
             allow_files(if rank == 0 { size } else { 1 }).map_err(|reason| invalid(&reason))?;
         }
-        let alone = (Vec::new(), IpAddr::V4(Ipv4Addr::LOCALHOST), Vec::new());
         let (lines, local, refused) = match (size, rank) {
-            (1, _) => alone,
+            (1, _) => (Vec::new(), IpAddr::V4(Ipv4Addr::LOCALHOST), Vec::new()),
             (_, 0) => gather(meeting, &token)?,
             _ => arrive(meeting, &token)?,
         };
         for line in &lines {
             // A rank that reads nothing must not hold up an exchange for ever.
-            let _ = line.stream().set_write_timeout(Some(timeout.max(Duration::from_millis(1))));
+            let _ = line.stream.set_write_timeout(Some(timeout.max(Duration::from_millis(1))));
         }
         let (peers, stop) = (Peers::default(), meeting.stop.clone());
         let fresh = nonce().map_err(|error| invalid(&format!("/dev/urandom cannot be read ({error})")))?;
@@ -224,21 +223,17 @@ impl Rendezvous {
         if own.len() > MAX_BLOB_BYTES {
             return Err(RendezvousError::TooLong { bytes: own.len() });
         }
-        match self.rank {
-            0 => self.collect(own),
-            _ => self.hand_in(own),
+        if self.rank > 0 {
+            return self.hand_in(own);
         }
-    }
-
-    fn collect(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
-        let blobs = self.collect_all(own);
+        let blobs = self.collect(own);
         if let Err(error) = &blobs {
-            dismiss(&mut self.lines, &error.to_string());
+            dismiss(&mut self.lines, error);
         }
         blobs
     }
 
-    fn collect_all(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
+    fn collect(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
         let deadline = Instant::now() + self.timeout;
         let mut blobs = vec![own.to_vec()];
         for rank in 1..self.size {
@@ -300,7 +295,7 @@ impl Rendezvous {
             }
             Some(gone) => {
                 let lost = self.lost(gone, &closed_by_peer());
-                dismiss(&mut self.lines, &lost.to_string());
+                dismiss(&mut self.lines, &lost);
                 Err(lost)
             }
         }
@@ -316,7 +311,7 @@ impl Rendezvous {
         let ranks = if self.rank == 0 { 1..self.size } else { 0..1 };
         let flags = |rank| if Some(rank) == wanted { PollFlags::IN | PollFlags::RDHUP } else { PollFlags::RDHUP };
         let lines = ranks.clone().zip(&self.lines);
-        let mut fds: Vec<PollFd<'_>> = lines.map(|(rank, line)| PollFd::new(line.stream(), flags(rank))).collect();
+        let mut fds: Vec<PollFd<'_>> = lines.map(|(rank, line)| PollFd::new(&line.stream, flags(rank))).collect();
         // A signal interrupts it, and the caller looks again.
         poll(&mut fds, Some(&Timespec::try_from(wait).ok()?)).ok()?;
         let stirred = |rank: &usize| !fds[rank.saturating_sub(1)].revents().is_empty();
@@ -324,7 +319,12 @@ impl Rendezvous {
     }
 
     fn lost(&self, rank: usize, error: &io::Error) -> RendezvousError {
-        let host = self.peers.hosts.get(rank).cloned().unwrap_or_else(|| peer(&self.lines[rank.saturating_sub(1)]));
+        let address = self.lines[rank.saturating_sub(1)].stream.peer_addr();
+        let host = match (self.peers.hosts.get(rank), address) {
+            (Some(host), _) => host.clone(),
+            (None, Ok(address)) => address.ip().to_string(),
+            (None, Err(_)) => "an unknown host".into(),
+        };
         RendezvousError::Lost { rank, host, reason: error.to_string() }
     }
 }
@@ -339,12 +339,6 @@ fn closed_by_peer() -> io::Error {
 
 fn unclear() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it said what no rank says")
-}
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token")
-    }
 }
 
 /// Whether this process may open `more` files besides those that are open. The soft limit is raised as far as the hard one
@@ -414,13 +408,13 @@ fn unreachable(ip: IpAddr, error: &io::Error, other: Option<&IpAddr>) -> String 
     format!("this host does not reach its own address {ip} ({error}); {advice}")
 }
 
-/// Tells all that are here why nothing comes of it.
-fn dismiss<'a>(lines: impl IntoIterator<Item = &'a mut Wire>, reason: &str) {
-    lines.into_iter().for_each(|line| line.dismiss(reason));
-}
-
-fn peer(line: &Wire) -> String {
-    line.stream().peer_addr().map_or_else(|_| "an unknown host".into(), |address| address.ip().to_string())
+/// Tells all that are here why nothing comes of it, without waiting long for anyone who does not read.
+fn dismiss(lines: &mut [Wire], reason: &RendezvousError) {
+    for line in lines {
+        let _ = line.stream.set_write_timeout(Some(Duration::from_secs(1)));
+        // Who is gone already does not hear it.
+        let _ = line.write(Kind::Dismissal, reason.to_string().as_bytes());
+    }
 }
 
 /// Blobs behind each other, each after its length.

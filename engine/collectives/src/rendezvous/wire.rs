@@ -5,13 +5,14 @@ use super::caller::read_until;
 use super::hello::{Proof, Token};
 use std::io::{self, ErrorKind, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Kind and length of a message, before it; its code is behind it.
 const HEAD_BYTES: usize = 5;
 
+#[derive(Debug)]
 pub(super) struct Wire {
-    stream: TcpStream,
+    pub stream: TcpStream,
     /// The keys of the two directions, and how many messages have gone each way.
     sends: (Token, u64),
     hears: (Token, u64),
@@ -39,10 +40,6 @@ impl Wire {
         Wire { stream, sends, hears }
     }
 
-    pub(super) fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
     pub(super) fn write(&mut self, kind: Kind, blob: &[u8]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(HEAD_BYTES + blob.len() + blake3::OUT_LEN);
         bytes.push(kind as u8);
@@ -51,13 +48,6 @@ impl Wire {
         let code = code(&mut self.sends, &bytes);
         bytes.extend_from_slice(code.as_bytes());
         self.stream.write_all(&bytes)
-    }
-
-    /// As [`Self::write`], without waiting long for somebody who does not read.
-    pub(super) fn dismiss(&mut self, reason: &str) {
-        let _ = self.stream.set_write_timeout(Some(Duration::from_secs(1)));
-        // Who is gone already does not hear it.
-        let _ = self.write(Kind::Dismissal, reason.as_bytes());
     }
 
     pub(super) fn read(&mut self, most: usize, deadline: Instant) -> io::Result<(Kind, Vec<u8>)> {
@@ -88,10 +78,4 @@ impl Wire {
 fn code((key, count): &mut (Token, u64), bytes: &[u8]) -> blake3::Hash {
     *count += 1;
     key.code(&[&count.to_le_bytes(), bytes])
-}
-
-impl std::fmt::Debug for Wire {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Wire").field(&self.stream).finish()
-    }
 }

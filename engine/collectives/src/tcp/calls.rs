@@ -1,14 +1,110 @@
-//! What happens to a call between its beginning and its end: what its algorithm orders is queued, and what came before it is found.
+//! The calls under way, from their beginning to their end: what their algorithms order is queued, and what came before they were
+//! begun is found.
 
+use super::control::{WANT, say};
 use super::exchange::{Exchange, Group, Order, Shared, open};
 use super::frame::Signature;
 use super::lane::{Broken, Early, Piece};
 use super::mesh::Mesh;
-use super::open::{Open, Outcome, Side, Terms};
 use crate::raw::RawSlice;
-use crate::{Result, invalid, why_abandoned};
+use crate::{CommError, Result, invalid, why_abandoned};
+use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+
+/// As many calls as a step has under way at a time; the staging of more is freed.
+const MAX_SPARE: usize = 4;
+
+/// The algorithm of a call.
+pub(super) type Work = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+/// What this rank gives and takes in a call: the same for collectives, apart for pairs.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub give: Signature,
+    pub take: Signature,
+    /// World ranks of the others of a pair.
+    pub to: Option<usize>,
+    pub from: Option<usize>,
+}
+
+pub(super) struct Open {
+    /// Its number on this rank.
+    pub id: u64,
+    pub group: Arc<Group>,
+    pub terms: Terms,
+    pub shared: Arc<Mutex<Shared>>,
+    /// By member.
+    pub sides: Vec<Side>,
+    /// Payload that has come.
+    pub received: u64,
+    /// What its algorithm waits for may have happened.
+    pub stirred: bool,
+    /// Why it cannot come to its end.
+    pub failed: Option<CommError>,
+    /// Gone while it is at work, and at the end.
+    pub work: Option<Work>,
+    /// What its algorithm came to; `Err` is a panic, for whoever waits for the call.
+    pub outcome: Option<std::thread::Result<Result<()>>>,
+}
+
+/// What a call has with one member.
+#[derive(Default)]
+pub(super) struct Side {
+    pub given: Counter,
+    pub taken: Counter,
+    /// A frame of it has come.
+    pub came: bool,
+    /// It has said that it is ready to take.
+    pub wanted: bool,
+    /// It has been told that this rank is.
+    pub told: bool,
+    /// The call does not end before it has said so.
+    pub awaited: bool,
+    /// What it must be ready for.
+    pub held: VecDeque<Piece>,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(super) struct Counter {
+    pub frames: u32,
+    pub bytes: u64,
+}
+
+impl Side {
+    /// Whether the member should have sent a frame that has not come.
+    pub(super) fn is_missed(&self) -> bool {
+        self.taken.frames > 0 && !self.came
+    }
+
+    pub(super) fn waits_for_word(&self) -> bool {
+        self.awaited || !self.held.is_empty()
+    }
+}
+
+impl Open {
+    /// The place of a rank that may send frames of this call, by its world rank.
+    pub(super) fn giver(&self, world: usize) -> Option<usize> {
+        self.member(world, self.terms.from)
+    }
+
+    /// The place of a rank that may want frames of this call.
+    pub(super) fn taker(&self, world: usize) -> Option<usize> {
+        self.member(world, self.terms.to)
+    }
+
+    fn member(&self, world: usize, only: Option<usize>) -> Option<usize> {
+        if self.terms.take.is_of_pair() && only != Some(world) {
+            return None;
+        }
+        self.group.members.iter().position(|member| *member == world)
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.failed.is_some() || self.outcome.is_some()
+    }
+}
 
 impl Mesh {
     pub(super) fn call(&self, id: u64) -> Option<&Open> {
@@ -19,13 +115,13 @@ impl Mesh {
         self.calls.iter_mut().find(|call| call.id == id)
     }
 
-    /// Whether calls are under way that nobody waits for.
+    /// Whether calls are under way.
     pub(super) fn is_busy(&self) -> bool {
-        self.ended.is_none() && self.calls.iter().any(|call| call.started && !call.is_settled())
+        self.ended.is_none() && self.calls.iter().any(|call| !call.is_settled())
     }
 
     /// Whether a call may begin. Who has been away first hears what has happened meanwhile.
-    pub(super) fn ready(&mut self, terms: &Terms) -> Result<()> {
+    fn ready(&mut self, terms: &Terms) -> Result<()> {
         if let Some(cause) = &self.ended {
             return Err(cause.clone());
         }
@@ -38,29 +134,34 @@ impl Mesh {
         Ok(())
     }
 
-    /// Begins a call, which is `blocking` or started.
-    pub(super) fn begin(&mut self, group: &Arc<Group>, mut terms: Terms, blocking: bool) -> (u64, Exchange) {
+    /// Begins a call, whose rank waits for it (`blocking`) or goes elsewhere. `work` is its algorithm.
+    pub(super) fn begin(
+        &mut self,
+        group: &Arc<Group>,
+        mut terms: Terms,
+        blocking: bool,
+        work: impl FnOnce(Exchange) -> Work,
+    ) -> Result<u64> {
+        self.ready(&terms)?;
         (terms.give.blocking, terms.take.blocking) = (blocking, blocking);
         let id = self.next_call;
         self.next_call += 1;
-        let shared = Shared { staging: self.staging(), ..Shared::default() };
-        let shared = Arc::new(Mutex::new(shared));
-        let sides = group.members.iter().map(|_| Side::default()).collect();
+        let staging = self.spare.pop().unwrap_or_default();
+        let shared = Arc::new(Mutex::new(Shared { staging, ..Shared::default() }));
         self.calls.push(Open {
             id,
             group: group.clone(),
             terms,
             shared: shared.clone(),
-            sides,
+            sides: group.members.iter().map(|_| Side::default()).collect(),
             received: 0,
             stirred: true,
             failed: None,
-            started: !blocking,
-            work: None,
+            work: Some(work(Exchange::new(group.clone(), shared))),
             outcome: None,
         });
         self.compare(id);
-        (id, Exchange::new(group.clone(), shared))
+        Ok(id)
     }
 
     /// Whether what has come before the call was begun belongs to this call as this rank knows it.
@@ -68,7 +169,7 @@ impl Mesh {
         let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return };
         let Terms { give, take, .. } = call.terms;
         let mut other = None;
-        for peer in self.peers.iter_mut().flatten() {
+        for peer in &mut self.peers {
             if !peer.wants.is_empty()
                 && let Some(member) = call.taker(peer.rank)
                 && let Some(at) = peer.wants.iter().position(|want| want.key() == give.key())
@@ -90,45 +191,37 @@ impl Mesh {
         }
     }
 
-    /// Does what an algorithm has ordered since it was looked at last.
-    pub(super) fn take_orders(&mut self, id: u64) {
-        let Some(call) = self.call_mut(id) else { return };
-        let shared = call.shared.clone();
+    /// Does what the algorithm of the call at this place has ordered since it was looked at last.
+    pub(super) fn take_orders(&mut self, at: usize) {
+        let shared = self.calls[at].shared.clone();
         let mut orders = std::mem::take(&mut open(&shared).orders);
         for order in orders.drain(..) {
             match order {
-                Order::Piece { other, what, tag, out } => self.queue(id, other, what, tag, out),
-                Order::Want(from) => self.tell(id, from),
-                Order::AwaitWant(to) => {
-                    let Some(call) = self.call_mut(id) else { return };
-                    if call.sides[to].wanted {
-                        open(&shared).awaited -= 1;
-                        call.stirred = true;
-                    } else {
-                        call.sides[to].awaited = true;
-                    }
+                Order::Piece { other, what, tag, out } => self.queue(at, other, what, tag, out),
+                Order::Want(from) => self.tell(at, from),
+                Order::AwaitWant(to) if self.calls[at].sides[to].wanted => {
+                    open(&shared).awaited -= 1;
+                    self.calls[at].stirred = true;
                 }
+                Order::AwaitWant(to) => self.calls[at].sides[to].awaited = true,
             }
         }
         let mut shared = open(&shared);
         shared.orders = orders;
-        if std::mem::take(&mut shared.again)
-            && let Some(call) = self.call_mut(id)
-        {
-            call.stirred = true;
-        }
+        self.calls[at].stirred |= std::mem::take(&mut shared.again);
     }
 
-    fn queue(&mut self, id: u64, other: usize, what: RawSlice, tag: u32, out: bool) {
-        let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else { return };
+    fn queue(&mut self, at: usize, other: usize, what: RawSlice, tag: u32, out: bool) {
+        let call = &mut self.calls[at];
         let (world, key, side) = (call.group.members[other], call.terms.take.key(), &mut call.sides[other]);
         let counter = if out { &mut side.given } else { &mut side.taken };
         let (index, offset) = (counter.frames, counter.bytes);
         counter.frames += 1;
         counter.bytes += what.bytes() as u64;
-        let Some(peer) = &mut self.peers[world] else { return };
+        let piece =
+            Piece { at: what.ptr.as_ptr(), len: what.bytes(), call: call.id, member: other, index, tag, offset };
+        let peer = &mut self.peers[world];
         let lane = index as usize % peer.lanes.len();
-        let piece = Piece { at: what.ptr.as_ptr(), len: what.bytes(), call: id, member: other, index, tag, offset };
         if out && index > 0 && !side.wanted {
             // More than one frame only to who is in the call, so that nobody keeps more for a call he has not begun.
             side.held.push_back(piece);
@@ -144,17 +237,16 @@ impl Mesh {
                 None => peer.lanes[lane].incoming.push_back(piece),
             }
             if index == 1 {
-                self.tell(id, other);
+                self.tell(at, other);
             }
         }
     }
 
-    /// Tells a member, once, that this rank is ready to take.
-    fn tell(&mut self, id: u64, member: usize) {
-        let Some(call) = self.call_mut(id) else { return };
+    /// Tells a member, once, that this rank is ready to take what it gives.
+    fn tell(&mut self, at: usize, member: usize) {
+        let call = &mut self.calls[at];
         if !std::mem::replace(&mut call.sides[member].told, true) {
-            let (world, take) = (call.group.members[member], call.terms.take);
-            self.want(world, &take);
+            say(&self.peers[call.group.members[member]], WANT, &call.terms.take.encode());
         }
     }
 
@@ -162,7 +254,7 @@ impl Mesh {
     pub(super) fn wanted(&mut self, world: usize, want: Signature) {
         let taker = |call: &Open| if call.terms.give.key() == want.key() { call.taker(world) } else { None };
         let found = self.calls.iter_mut().find_map(|call| taker(call).map(|member| (call, member)));
-        let Some(peer) = &mut self.peers[world] else { return };
+        let peer = &mut self.peers[world];
         let Some((call, member)) = found else {
             match peer.owed.iter().position(|owed| owed.key() == want.key()) {
                 Some(at) => drop(peer.owed.swap_remove(at)),
@@ -216,19 +308,21 @@ impl Mesh {
     pub(super) fn close(&mut self, id: u64) -> Option<Open> {
         let at = self.calls.iter().position(|call| call.id == id)?;
         let call = self.calls.remove(at);
-        if !matches!(call.outcome, Some(Outcome::Through(Ok(())))) {
+        if !matches!(call.outcome, Some(Ok(Ok(())))) {
             if self.ended.is_none() {
                 self.abort(why_abandoned());
             }
-            self.peers_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.forget(id));
+            self.peers.iter_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.forget(id));
         } else if let (true, Some(to)) = (call.terms.give.is_of_pair(), call.terms.to) {
             // A started send of one frame does not wait for the word, which will come.
-            if let (Some(false), Some(peer)) = (call.taker(to).map(|to| call.sides[to].wanted), &mut self.peers[to]) {
-                peer.owed.push(call.terms.give);
+            if call.taker(to).is_some_and(|to| !call.sides[to].wanted) {
+                self.peers[to].owed.push(call.terms.give);
             }
         }
         let staging = std::mem::take(&mut open(&call.shared).staging);
-        self.keep(staging);
+        if !staging.is_empty() && self.spare.len() < MAX_SPARE {
+            self.spare.push(staging);
+        }
         Some(call)
     }
 }
@@ -239,27 +333,29 @@ pub(super) fn unexpected(header: &super::frame::Header, piece: &Piece) -> Broken
 }
 
 /// A call that is closed when this is dropped: on every way out of it, panics included.
-pub(super) struct Closing<'a> {
-    pub mesh: &'a mut Mesh,
-    pub id: u64,
-}
-
-impl Closing<'_> {
-    /// The bytes that came, of a call that is at its end.
-    pub(super) fn finish(self) -> Result<u64> {
-        let call = self.mesh.close(self.id);
-        let (outcome, received) = call.map_or((None, 0), |call| (call.outcome, call.received));
-        match outcome {
-            Some(Outcome::Through(result)) => result.map(|()| received),
-            Some(Outcome::Panicked(panic)) => std::panic::resume_unwind(panic),
-            None => Err(invalid("wait", "the collective was waited for before")),
-        }
-    }
+struct Closing<'a> {
+    mesh: &'a mut Mesh,
+    id: u64,
 }
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         (self.mesh.current, self.mesh.last) = (None, Instant::now());
         self.mesh.close(self.id);
+    }
+}
+
+impl Mesh {
+    /// Drives all calls until this one is at its end, and closes it. The bytes that came.
+    pub(super) fn complete(&mut self, id: u64) -> Result<u64> {
+        let closing = Closing { mesh: self, id };
+        closing.mesh.drive(id)?;
+        let call = closing.mesh.close(id);
+        let (outcome, received) = call.map_or((None, 0), |call| (call.outcome, call.received));
+        match outcome {
+            Some(Ok(result)) => result.map(|()| received),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Err(invalid("wait", "the collective was waited for before")),
+        }
     }
 }

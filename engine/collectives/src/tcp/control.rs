@@ -3,7 +3,7 @@
 use super::frame::Signature;
 use super::mesh::{Mesh, Peer};
 use crate::cause::{Sides, WORLD, decode, encode};
-use crate::{CommError, Result, invalid};
+use crate::{CommError, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// How long to wait for a peer's reason when its connection has ended before it.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-const WANT: u8 = 1;
+/// The rank is ready to take frames of the call with this signature.
+pub(super) const WANT: u8 = 1;
 const BYE: u8 = 2;
 const END: u8 = 3;
 const ASK: u8 = 4;
@@ -29,44 +30,25 @@ impl Mesh {
 
     fn end_saying(&mut self, cause: CommError, words: &[u8]) -> CommError {
         self.ended = Some(cause.clone());
-        self.peers_mut().filter(|peer| !peer.departed).for_each(|peer| say(peer, END, words));
+        self.peers.iter_mut().filter(|peer| !peer.departed).for_each(|peer| say(peer, END, words));
         cause
+    }
+
+    /// Ends the world because of a rank.
+    pub(super) fn blame(&mut self, rank: usize, reason: String) -> CommError {
+        self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None)
     }
 
     /// Ends the world with this rank as the one that gave up.
     pub(super) fn abort(&mut self, reason: &str) {
-        let cause = CommError::Aborted { group: WORLD.into(), rank: self.rank, reason: reason.to_owned() };
-        self.end(cause, None);
-    }
-
-    /// Says that this rank leaves, and takes what the others still say, so that closing cuts off nothing.
-    pub(super) fn leave(&mut self) {
-        for rank in 0..self.peers.len() {
-            let Some(peer) = &mut self.peers[rank] else { continue };
-            if self.ended.is_none() {
-                say(peer, BYE, &[]);
-            }
-            let mut rest = [0; 1024];
-            while matches!(peer.control.read(&mut rest), Ok(1..)) {}
-        }
-    }
-
-    /// Tells a rank that this one is ready to take what it gives.
-    pub(super) fn want(&mut self, rank: usize, signature: &Signature) {
-        let mut words = [0; 40];
-        signature.encode(&mut words);
-        if let Some(peer) = &mut self.peers[rank] {
-            say(peer, WANT, &words);
-        }
+        self.blame(self.rank, reason.to_owned());
     }
 
     /// Asks ranks whether they wait in a call: who computes, or does nothing any more, does not answer.
     pub(super) fn ask(&mut self, ranks: &[usize]) {
         for rank in ranks {
-            if let Some(peer) = &mut self.peers[*rank] {
-                peer.waits = false;
-                say(peer, ASK, &[]);
-            }
+            self.peers[*rank].waits = false;
+            say(&self.peers[*rank], ASK, &[]);
         }
     }
 
@@ -74,7 +56,7 @@ impl Mesh {
     /// their way comes to its end.
     pub(super) fn hear(&mut self, rank: usize) {
         self.listen(rank);
-        if self.ended.is_none() && self.peers[rank].as_ref().is_some_and(|peer| peer.closed && !peer.departed) {
+        if self.ended.is_none() && self.peers[rank].closed && !self.peers[rank].departed {
             let cause = self.lost(rank, "closed its connection", None);
             self.fail_with(rank, &cause);
         }
@@ -91,26 +73,27 @@ impl Mesh {
         let begin = Instant::now();
         loop {
             self.listen(rank);
-            let silent = self.peers[rank].as_ref().is_some_and(|peer| !peer.closed && !peer.departed);
-            if self.ended.is_some() || !silent || begin.elapsed() > LAST_WORDS {
+            let peer = &self.peers[rank];
+            if self.ended.is_some() || peer.closed || peer.departed || begin.elapsed() > LAST_WORDS {
                 break;
             }
-            if let Some(peer) = &self.peers[rank] {
-                let _ = poll(&mut [PollFd::new(&peer.control, PollFlags::IN)], Some(&timespec(LAST_WORDS / 10)));
+            if let Some(control) = &peer.control {
+                let _ =
+                    poll(&mut [PollFd::new(control, PollFlags::IN)], Timespec::try_from(LAST_WORDS / 10).ok().as_ref());
             }
         }
-        let Some(peer) = &self.peers[rank] else { return invalid("tcp", how) };
-        let (host, pid) = (&peer.host, peer.pid);
+        let peer = &self.peers[rank];
         let how = if peer.departed { "left the group" } else { how };
-        let reason = format!("host {host}, pid {pid}, {how} in {}", self.during(call));
-        self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None)
+        let reason = format!("{}, {how} in {}", peer.process(), self.during(call));
+        self.blame(rank, reason)
     }
 
     fn listen(&mut self, rank: usize) {
-        let Some(peer) = &mut self.peers[rank] else { return };
+        let peer = &mut self.peers[rank];
+        let Some(mut control) = peer.control.as_deref() else { return };
         let mut bytes = [0; 4096];
         while !peer.closed {
-            match peer.control.read(&mut bytes) {
+            match control.read(&mut bytes) {
                 Ok(0) => peer.closed = true,
                 Ok(count) => peer.heard.extend_from_slice(&bytes[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -125,14 +108,12 @@ impl Mesh {
             self.understand(rank, kind, words);
         }
         heard.drain(..at);
-        if let Some(peer) = &mut self.peers[rank] {
-            peer.heard = heard;
-        }
+        self.peers[rank].heard = heard;
     }
 
     fn understand(&mut self, rank: usize, kind: u8, words: &[u8]) {
         let current = self.current;
-        let Some(peer) = &mut self.peers[rank] else { return };
+        let peer = &mut self.peers[rank];
         match (kind, words.len()) {
             (WANT, 40) => {
                 if let Some(want) = words.first_chunk().and_then(Signature::decode) {
@@ -154,8 +135,8 @@ impl Mesh {
                 }
             }
             _ => {
-                let reason = format!("host {}, pid {}, said what no rank says", peer.host, peer.pid);
-                self.end(CommError::Aborted { group: WORLD.into(), rank, reason }, None);
+                let reason = format!("{}, said what no rank says", peer.process());
+                self.blame(rank, reason);
             }
         }
     }
@@ -169,8 +150,17 @@ impl Mesh {
     }
 }
 
-pub(super) fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: time.as_secs().min(1 << 30) as i64, tv_nsec: time.subsec_nanos().into() }
+impl Drop for Mesh {
+    /// Says that this rank leaves, and takes what the others still say, so that closing cuts off nothing.
+    fn drop(&mut self) {
+        for peer in &mut self.peers {
+            if self.ended.is_none() {
+                say(peer, BYE, &[]);
+            }
+            let mut rest = [0; 1024];
+            while peer.control.as_deref().is_some_and(|mut control| matches!(control.read(&mut rest), Ok(1..))) {}
+        }
+    }
 }
 
 /// The first whole message: what kind, and its words.
@@ -181,16 +171,18 @@ fn message(heard: &[u8]) -> Option<(u8, &[u8])> {
 }
 
 /// Says something to a rank. Nobody waits for it: a rank that hears nothing any more is noticed elsewhere.
-fn say(peer: &mut Peer, kind: u8, words: &[u8]) {
+pub(super) fn say(peer: &Peer, kind: u8, words: &[u8]) {
+    let Some(mut control) = peer.control.as_deref() else { return };
     let len = (words.len() as u16).to_le_bytes();
     let bytes = [&[kind, len[0], len[1]], words].concat();
     let mut rest = &bytes[..];
     while !rest.is_empty() {
-        match peer.control.write(rest) {
+        match control.write(rest) {
             Ok(count) => rest = &rest[count..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let room = poll(&mut [PollFd::new(&peer.control, PollFlags::OUT)], Some(&timespec(LAST_WORDS)));
+                let room =
+                    poll(&mut [PollFd::new(&control, PollFlags::OUT)], Timespec::try_from(LAST_WORDS).ok().as_ref());
                 if !matches!(room, Ok(1..)) {
                     return;
                 }

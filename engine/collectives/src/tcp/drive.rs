@@ -1,16 +1,13 @@
 //! Moving what calls have ordered: all calls of a rank together, by whoever holds the lock of its mesh.
 
-use super::calls::unexpected;
-use super::control::timespec;
+use super::calls::{Open, unexpected};
 use super::frame::{CHUNK_BYTES, Header};
 use super::lane::{Broken, Early, Piece, Route, Socket, Turn};
 use super::mesh::Mesh;
-use super::open::{Open, Outcome};
 use crate::Result;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -18,9 +15,6 @@ use std::time::{Duration, Instant};
 pub(super) const NAP: Duration = Duration::from_millis(500);
 /// How long a call goes on without any byte moved after the world has ended: what ranks sent before may be on its way.
 const LAST_BYTES: Duration = Duration::from_millis(500);
-
-/// The algorithm of a call whose rank is inside it.
-pub(super) type Own<'a> = Pin<&'a mut dyn Future<Output = Result<()>>>;
 
 /// What to watch of a socket.
 pub(super) struct Watched {
@@ -32,21 +26,20 @@ pub(super) struct Watched {
 }
 
 impl Mesh {
-    /// Drives all calls until this one is at its end. `own` is its algorithm, unless it was started.
-    pub(super) fn drive(&mut self, id: u64, mut own: Option<Own<'_>>) -> Result<()> {
+    /// Drives all calls until this one is at its end.
+    pub(super) fn drive(&mut self, id: u64) -> Result<()> {
         self.current = self.call(id).map(|call| call.terms.take);
         let mut idle_since = None;
         loop {
-            if let (Some(own), true) = (&mut own, self.call(id).is_some_and(|call| call.stirred)) {
-                self.carry(id, own.as_mut());
-            }
+            // First, since a call that has failed may have got all it needs.
+            let carried = self.carry();
             match self.call(id) {
-                None => break,
-                Some(call) if call.outcome.is_some() => break,
+                None => return Ok(()),
+                Some(call) if call.outcome.is_some() => return Ok(()),
                 Some(Open { failed: Some(cause), .. }) => return Err(cause.clone()),
                 Some(_) => {}
             }
-            if self.turn() || self.call(id).is_none_or(|call| call.stirred || call.is_settled()) {
+            if self.turn() || carried || self.call(id).is_none_or(|call| call.stirred || call.is_settled()) {
                 idle_since = None;
                 continue;
             }
@@ -70,46 +63,37 @@ impl Mesh {
                 }
             }
         }
-        Ok(())
     }
 
-    /// Lets an algorithm go as far as it can, and does what it orders.
-    fn carry(&mut self, id: u64, work: Own<'_>) {
-        if let Some(call) = self.call_mut(id) {
-            call.stirred = false;
-        }
-        let outcome = match work.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Pending => return self.take_orders(id),
-            Poll::Ready(result) => result,
-        };
-        if let Err(error) = &outcome
-            && self.ended.is_none()
-        {
-            self.abort(&error.to_string());
-        }
-        if let Some(call) = self.call_mut(id) {
-            call.outcome = Some(Outcome::Through(outcome));
-        }
-    }
-
-    /// Lets the algorithms of started calls go on. Whether there was anything to do.
-    fn carry_started(&mut self) -> bool {
+    /// Lets the algorithms go on for which something has happened, and does what they order. Whether there were any.
+    fn carry(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.calls.len() {
             let call = &mut self.calls[at];
-            if !call.stirred || call.is_settled() {
+            if !call.stirred || call.outcome.is_some() {
                 continue;
             }
-            let (id, Some(mut work)) = (call.id, call.work.take()) else { continue };
-            any = true;
-            // What it leaves is not looked at again, and its panic is for who waits for the call.
-            let panic = catch_unwind(AssertUnwindSafe(|| self.carry(id, work.as_mut()))).err();
-            if panic.is_some() {
-                self.abort("panicked");
-            }
-            if let Some(call) = self.call_mut(id) {
-                call.outcome = call.outcome.take().or(panic.map(Outcome::Panicked));
-                call.work = call.outcome.is_none().then_some(work);
+            let Some(mut work) = call.work.take() else { continue };
+            (call.stirred, any) = (false, true);
+            // What a panic leaves is not looked at again.
+            let poll = AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+            let outcome = match catch_unwind(poll) {
+                Ok(Poll::Pending) => {
+                    call.work = Some(work);
+                    self.take_orders(at);
+                    continue;
+                }
+                Ok(Poll::Ready(result)) => Ok(result),
+                Err(panic) => Err(panic),
+            };
+            call.outcome = Some(outcome);
+            match &call.outcome {
+                Some(Ok(Err(error))) => {
+                    let reason = error.to_string();
+                    self.abort(&reason);
+                }
+                Some(Err(_)) => self.abort("panicked"),
+                _ => {}
             }
         }
         any
@@ -117,65 +101,44 @@ impl Mesh {
 
     /// Moves what can be moved at once. Whether anything was.
     pub(super) fn turn(&mut self) -> bool {
-        let mut moved = self.carry_started();
+        let mut moved = self.carry();
         for world in 0..self.peers.len() {
-            let lanes = self.peers[world].as_ref().map_or(0, |peer| peer.lanes.len());
-            for lane in 0..lanes {
-                moved |= self.turn_out(world, lane);
-                moved |= self.turn_in(world, lane);
+            for lane in 0..self.peers[world].lanes.len() {
+                moved |= self.turn_lane(world, lane, true);
+                moved |= self.turn_lane(world, lane, false);
             }
         }
         self.hear_awaited() || moved
     }
 
-    fn turn_out(&mut self, world: usize, number: usize) -> bool {
+    /// Moves what one lane can at once, out or in. Whether anything was.
+    fn turn_lane(&mut self, world: usize, number: usize, out: bool) -> bool {
         let Mesh { calls, peers, options, .. } = self;
-        let Some(peer) = &mut peers[world] else { return false };
-        let lane = &mut peer.lanes[number];
-        if lane.dead && lane.pieces().next().is_some() {
-            return self.broken(world, number, Broken::Closed(String::new()));
-        }
-        if !lane.has_out() {
+        let lane = &mut peers[world].lanes[number];
+        let turn = if out && lane.dead && lane.pieces().next().is_some() {
+            Err(Broken::Closed(String::new()))
+        } else if out && lane.has_out() {
+            let signature = |id| calls.iter().find(|call| call.id == id).map(|call| call.terms.give);
+            lane.flush(signature, options.checksum)
+        } else if !out && lane.expects() {
+            lane.fill(|header, incoming| route(calls, world, header, incoming), options.checksum)
+        } else {
             return false;
+        };
+        match turn {
+            Ok(Turn::Blocked) => return false,
+            Ok(Turn::Moved) => {}
+            Ok(Turn::Done(piece)) => self.done(piece, out),
+            Ok(Turn::Kept(frame)) => self.came_early(world, number, frame),
+            Err(broken) => return self.broken(world, number, broken),
         }
-        let signature = |id| calls.iter().find(|call| call.id == id).map(|call| call.terms.give);
-        match lane.flush(signature, options.checksum) {
-            Ok(Turn::Blocked) => false,
-            Ok(Turn::Done(piece)) => {
-                self.done(piece, true);
-                true
-            }
-            Ok(_) => true,
-            Err(broken) => self.broken(world, number, broken),
-        }
-    }
-
-    fn turn_in(&mut self, world: usize, number: usize) -> bool {
-        let Mesh { calls, peers, options, .. } = self;
-        let Some(peer) = &mut peers[world] else { return false };
-        let lane = &mut peer.lanes[number];
-        if !lane.expects() {
-            return false;
-        }
-        match lane.fill(|header, incoming| route(calls, world, header, incoming), options.checksum) {
-            Ok(Turn::Blocked) => false,
-            Ok(Turn::Moved) => true,
-            Ok(Turn::Done(piece)) => {
-                self.done(piece, false);
-                true
-            }
-            Ok(Turn::Kept(header, payload)) => {
-                self.came_early(world, number, Early { header, payload });
-                true
-            }
-            Err(broken) => self.broken(world, number, broken),
-        }
+        true
     }
 
     /// A frame without a place is complete. Its call may have been begun, and its place be known, meanwhile.
     fn came_early(&mut self, world: usize, number: usize, frame: Early) {
         let Mesh { calls, peers, .. } = self;
-        let Some(peer) = &mut peers[world] else { return };
+        let peer = &mut peers[world];
         match route(calls, world, &frame.header, &mut peer.lanes[number].incoming) {
             Ok(Route::Place(piece)) => self.put(world, number, piece, &frame),
             Ok(Route::Keep | Route::Hold) => peer.early.push(frame),
@@ -196,7 +159,7 @@ impl Mesh {
                 self.hear(world);
                 let waits = self.calls[at].sides[member].waits_for_word();
                 heard |= !waits;
-                if waits && self.peers[world].as_ref().is_some_and(|peer| peer.departed) {
+                if waits && self.peers[world].departed {
                     let cause = self.lost(world, "closed its connection", Some(id));
                     self.fail(id, cause);
                 }
@@ -208,14 +171,13 @@ impl Mesh {
     /// What a sleeper has to watch: what ranks say, what comes, and where there is room for what is to go.
     pub(super) fn watched(&self) -> Vec<Watched> {
         let mut watched = Vec::new();
-        for peer in self.peers.iter().flatten() {
-            if !peer.closed {
-                let socket = peer.control.clone();
+        for peer in &self.peers {
+            if let Some(socket) = peer.control.clone().filter(|_| !peer.closed) {
                 watched.push(Watched { socket, flags: PollFlags::IN, world: peer.rank, lane: None });
             }
             for (number, lane) in peer.lanes.iter().enumerate().filter(|(_, lane)| !lane.dead) {
                 let mut flags = PollFlags::empty();
-                flags.set(PollFlags::IN, !lane.held);
+                flags.set(PollFlags::IN, !lane.is_held());
                 flags.set(PollFlags::OUT, lane.has_out());
                 if !flags.is_empty() {
                     let (socket, world, lane) = (lane.stream.clone(), peer.rank, Some(number));
@@ -231,20 +193,20 @@ impl Mesh {
         let watched = self.watched();
         let mut fds: Vec<PollFd<'_>> = watched.iter().map(|one| PollFd::new(&one.socket, one.flags)).collect();
         // An interrupted sleep is a short one.
-        let _ = poll(&mut fds, Some(&timespec(longest)));
+        let _ = poll(&mut fds, Timespec::try_from(longest).ok().as_ref());
         let news: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         for (one, _) in watched.iter().zip(news).filter(|(_, news)| *news) {
-            match (one.lane, &mut self.peers[one.world]) {
-                (Some(lane), Some(peer)) => peer.lanes[lane].readable = true,
-                _ => self.hear(one.world),
+            match one.lane {
+                Some(lane) => self.peers[one.world].lanes[lane].readable = true,
+                None => self.hear(one.world),
             }
         }
     }
 
     /// After a sleep of the thread, which cannot tell what has happened: looks at everything.
     pub(super) fn look_around(&mut self) {
-        self.peers_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.readable = true);
+        self.peers.iter_mut().flat_map(|peer| &mut peer.lanes).for_each(|lane| lane.readable = true);
         (0..self.peers.len()).for_each(|world| self.hear(world));
     }
 }

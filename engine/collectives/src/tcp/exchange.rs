@@ -42,7 +42,7 @@ pub(super) struct Shared {
     pub open: usize,
     /// Members that have not said yet that they are ready to take, where the call must not end before.
     pub awaited: usize,
-    /// The algorithm goes on after all orders so far have been looked at.
+    /// The algorithm goes on when all orders so far have been looked at, which clears this.
     pub again: bool,
     pub staging: Staging,
 }
@@ -94,16 +94,6 @@ impl Exchange {
         self.queue(from, what, tag, false);
     }
 
-    /// As `send`, in as many frames as needed.
-    pub(super) fn send_all(&self, to: usize, what: RawSlice, tag: u32) {
-        frames(what).for_each(|chunk| self.send(to, chunk, tag));
-    }
-
-    /// As `recv`, in as many frames as needed.
-    pub(super) fn recv_all(&self, from: usize, what: RawSlice, tag: u32) {
-        frames(what).for_each(|chunk| self.recv(from, chunk, tag));
-    }
-
     fn queue(&self, other: usize, what: RawSlice, tag: u32, out: bool) {
         let mut shared = open(&self.shared);
         shared.tags[tag as usize] += 1;
@@ -144,15 +134,8 @@ impl Exchange {
 
     /// Lets what has been queued so far begin to move before the algorithm goes on.
     pub(super) async fn progress(&self) {
-        let mut first = true;
-        poll_fn(|_| {
-            if !std::mem::replace(&mut first, false) {
-                return Poll::Ready(());
-            }
-            open(&self.shared).again = true;
-            Poll::Pending
-        })
-        .await;
+        open(&self.shared).again = true;
+        self.until(|shared| !shared.again).await;
     }
 }
 
@@ -176,5 +159,27 @@ impl Staging {
             self.0 = vec![Line([0; 64]); lines];
         }
         NonNull::from(self.0.as_mut_slice()).cast()
+    }
+}
+
+/// Staging memory in slices of equal length.
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    base: RawSlice,
+    each: usize,
+}
+
+impl Slots {
+    /// `count` slots of at least `each` elements of the type of `like`.
+    pub(super) fn new(exchange: &Exchange, like: RawSlice, each: usize, count: usize) -> Slots {
+        let each = each.next_multiple_of(64);
+        let len = each * count;
+        let ptr = exchange.staging(len * like.dtype.size());
+        Slots { base: RawSlice { ptr, len, ..like }, each }
+    }
+
+    /// The first `len` elements of a slot.
+    pub(super) fn get(&self, index: usize, len: usize) -> RawSlice {
+        self.base.slice(index * self.each..index * self.each + len)
     }
 }

@@ -3,7 +3,6 @@
 use super::frame::Signature;
 use super::lane::Broken;
 use super::mesh::Mesh;
-use crate::cause::WORLD;
 use crate::{CollectiveKind, CommError, Result};
 use std::time::{Duration, Instant};
 
@@ -35,8 +34,7 @@ impl Mesh {
 
     /// A lane is of no more use. Fails the calls that need it; whether there are any.
     pub(super) fn broken(&mut self, world: usize, number: usize, broken: Broken) -> bool {
-        let Some(peer) = &mut self.peers[world] else { return false };
-        let lane = &mut peer.lanes[number];
+        let lane = &mut self.peers[world].lanes[number];
         lane.dead = true;
         let mut ids: Vec<u64> = lane.pieces().map(|piece| piece.call).collect();
         match &broken {
@@ -64,9 +62,8 @@ impl Mesh {
 
     fn cause(&mut self, world: usize, id: Option<u64>, broken: Broken) -> CommError {
         let bad = |mesh: &mut Mesh, what: String| {
-            let who = mesh.peers[world].as_ref().map(|peer| format!("host {}, pid {}", peer.host, peer.pid));
-            let reason = format!("{}, sent {what} in {}", who.unwrap_or_default(), mesh.during(id));
-            mesh.end(CommError::Aborted { group: WORLD.into(), rank: world, reason }, None)
+            let reason = format!("{}, sent {what} in {}", mesh.peers[world].process(), mesh.during(id));
+            mesh.blame(world, reason)
         };
         match broken {
             Broken::Closed(how) if how.is_empty() => self.lost(world, "closed its connection", id),
@@ -109,7 +106,7 @@ impl Mesh {
         }
         let missed = call.sides.iter().enumerate().filter(|(_, side)| side.is_missed());
         let crossed = missed.map(|(member, _)| member).find_map(|member| {
-            let peer = self.peers[call.group.members[member]].as_ref()?;
+            let peer = &self.peers[call.group.members[member]];
             let mut early = peer.early.iter().map(|frame| frame.header).filter(|header| header.index == 0);
             let begun = |theirs: &Signature| self.calls.iter().any(|call| call.terms.take.key() == theirs.key());
             let theirs = early.find(|header| header.signature.blocking && !begun(&header.signature))?;
@@ -127,7 +124,7 @@ impl Mesh {
         let stall = self.options.stall;
         self.ask(&group.members);
         let others = || (0..group.members.len()).filter(|place| *place != group.rank);
-        let answers = |mesh: &Mesh, place: usize| mesh.peers[group.members[place]].as_ref().is_some_and(|p| p.waits);
+        let answers = |mesh: &Mesh, place: usize| mesh.peers[group.members[place]].waits;
         let until = Instant::now() + (stall / 4).clamp(Duration::from_millis(50), Duration::from_secs(2));
         while Instant::now() < until && !others().all(|place| answers(self, place)) {
             self.sleep(Duration::from_millis(10));
@@ -152,7 +149,7 @@ impl Mesh {
 
     fn waits_for(&self, id: u64, member: usize) -> bool {
         let Some(call) = self.call(id) else { return false };
-        let mut lanes = self.peers[call.group.members[member]].iter().flat_map(|peer| &peer.lanes);
+        let mut lanes = self.peers[call.group.members[member]].lanes.iter();
         lanes.any(|lane| lane.pieces().any(|piece| piece.call == id)) || call.sides[member].waits_for_word()
     }
 }

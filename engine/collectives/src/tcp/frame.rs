@@ -133,7 +133,8 @@ impl Signature {
         }
     }
 
-    pub(super) fn encode(&self, to: &mut [u8; 40]) {
+    pub(super) fn encode(&self) -> [u8; 40] {
+        let mut to = [0; 40];
         to[0..4].copy_from_slice(&self.group.to_le_bytes());
         to[4..8].copy_from_slice(&self.root.to_le_bytes());
         to[8..16].copy_from_slice(&self.sequence.to_le_bytes());
@@ -145,6 +146,7 @@ impl Signature {
         let (accumulate, blocking) = (u8::from(self.accumulate), u8::from(self.blocking));
         let small = [code, op, accumulate, dtype(self.send.0), dtype(self.recv.0), role, blocking, 0];
         to[32..40].copy_from_slice(&small);
+        to
     }
 
     /// `None` where the bytes are no signature.
@@ -180,9 +182,7 @@ impl Header {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.index.to_le_bytes());
-        if let Some(signature) = bytes[8..].first_chunk_mut() {
-            self.signature.encode(signature);
-        }
+        bytes[8..48].copy_from_slice(&self.signature.encode());
         bytes[48..56].copy_from_slice(&self.bytes.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.checksum.to_le_bytes());
         bytes

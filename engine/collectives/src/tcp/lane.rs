@@ -1,13 +1,11 @@
 //! One data connection: frames go out and come in by turns, as far as the sockets take and give.
 
-// Frames are read from and written to buffers of the calls under way.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "frames are read from and written to buffers of the calls under way")]
 
 use super::frame::{CHUNK_BYTES, HEADER_BYTES, Header, Signature, checksum};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// Most that one system call moves, so that no lane keeps the others waiting.
@@ -15,45 +13,8 @@ const TURN_BYTES: usize = 512 << 10;
 /// What is read where the next frame is not known yet: a header, and all of a small payload.
 const AHEAD_BYTES: usize = HEADER_BYTES + (8 << 10);
 
-/// A connection that can be watched without the lock of the mesh.
-#[derive(Clone)]
-pub(super) struct Socket(Arc<TcpStream>);
-
-impl Socket {
-    pub(super) fn new(stream: TcpStream) -> Socket {
-        Socket(Arc::new(stream))
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl Read for Socket {
-    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
-        (&*self.0).read(to)
-    }
-
-    fn read_vectored(&mut self, to: &mut [IoSliceMut<'_>]) -> std::io::Result<usize> {
-        (&*self.0).read_vectored(to)
-    }
-}
-
-impl Write for Socket {
-    fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
-        (&*self.0).write(from)
-    }
-
-    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> std::io::Result<usize> {
-        (&*self.0).write_vectored(from)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
+/// A connection. It is shared, so that it can be watched without the lock of the mesh; `&TcpStream` reads and writes.
+pub(super) type Socket = Arc<TcpStream>;
 
 /// A frame to send or to receive. The memory is that of the call's buffers, or staging, and stays until the piece is
 /// done or [`Lane::forget`] has forgotten it.
@@ -89,6 +50,7 @@ impl Piece {
 }
 
 /// A frame that came before its place was known.
+#[derive(Debug)]
 pub(super) struct Early {
     pub header: Header,
     pub payload: Vec<u8>,
@@ -101,12 +63,6 @@ pub(super) enum Route {
     Keep,
     /// Nowhere yet: it stays in the socket.
     Hold,
-}
-
-enum Destination {
-    Unknown,
-    Place(Piece),
-    Kept(Vec<u8>),
 }
 
 pub(super) struct Lane {
@@ -126,14 +82,16 @@ pub(super) struct Lane {
     end: usize,
     /// The piece that the last read took for the next frame, and how much of a payload went there.
     guess: Option<(Piece, usize)>,
+    /// The header of the frame that comes.
     head: Option<Header>,
-    destination: Destination,
+    /// Where its payload goes; `Hold` while that is not known.
+    route: Route,
+    /// The payload of a frame that is kept.
+    kept: Vec<u8>,
     /// Bytes of the payload that have come.
     got: usize,
     /// There may be something to read though nobody waits for it.
     pub readable: bool,
-    /// The frame at its head has no place yet.
-    pub held: bool,
     /// Of no more use: the connection has ended, or what came cannot be told apart any more.
     pub dead: bool,
 }
@@ -145,7 +103,7 @@ pub(super) enum Turn {
     Moved,
     Done(Piece),
     /// A frame without a place is complete.
-    Kept(Header, Vec<u8>),
+    Kept(Early),
 }
 
 /// Why a lane is of no more use.
@@ -162,7 +120,7 @@ pub(super) enum Broken {
 impl Lane {
     pub(super) fn new(stream: TcpStream) -> Lane {
         Lane {
-            stream: Socket::new(stream),
+            stream: Arc::new(stream),
             first: VecDeque::new(),
             rest: VecDeque::new(),
             sending: None,
@@ -174,10 +132,10 @@ impl Lane {
             end: 0,
             guess: None,
             head: None,
-            destination: Destination::Unknown,
+            route: Route::Hold,
+            kept: Vec::new(),
             got: 0,
             readable: false,
-            held: false,
             dead: false,
         }
     }
@@ -197,8 +155,8 @@ impl Lane {
         if self.sending.is_some_and(|piece| piece.call == call) {
             (self.sending, self.dead) = (None, true);
         }
-        if matches!(self.destination, Destination::Place(piece) if piece.call == call) {
-            (self.destination, self.dead) = (Destination::Unknown, true);
+        if matches!(self.route, Route::Place(piece) if piece.call == call) {
+            (self.route, self.dead) = (Route::Hold, true);
         }
     }
 
@@ -212,10 +170,15 @@ impl Lane {
         !self.dead && (midway || self.readable || !self.incoming.is_empty())
     }
 
+    /// Whether the frame at its head has no place yet, and stays in the socket.
+    pub(super) fn is_held(&self) -> bool {
+        self.head.is_some() && matches!(self.route, Route::Hold)
+    }
+
     /// The pieces that are to move here.
     pub(super) fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        let place = match &self.destination {
-            Destination::Place(piece) => Some(piece),
+        let place = match &self.route {
+            Route::Place(piece) => Some(piece),
             _ => None,
         };
         self.sending.iter().chain(place).chain(&self.first).chain(&self.rest).chain(&self.incoming)
@@ -238,9 +201,9 @@ impl Lane {
         let written = match self.sent.checked_sub(HEADER_BYTES) {
             None => {
                 let first = &payload[..piece.len.min(TURN_BYTES)];
-                self.stream.write_vectored(&[IoSlice::new(&self.out_header[self.sent..]), IoSlice::new(first)])
+                (&*self.stream).write_vectored(&[IoSlice::new(&self.out_header[self.sent..]), IoSlice::new(first)])
             }
-            Some(done) => self.stream.write(&payload[done..piece.len.min(done + TURN_BYTES)]),
+            Some(done) => (&*self.stream).write(&payload[done..piece.len.min(done + TURN_BYTES)]),
         };
         match written {
             Ok(count) => self.sent += count,
@@ -259,31 +222,22 @@ impl Lane {
         route: impl FnOnce(&Header, &mut VecDeque<Piece>) -> Result<Route, Broken>,
         sums: bool,
     ) -> Result<Turn, Broken> {
-        self.held = false;
-        let header = match self.head {
-            Some(header) => header,
-            None => match self.header()? {
-                Ok(header) => header,
-                Err(turn) => return Ok(turn),
-            },
-        };
-        if let Destination::Unknown = self.destination {
+        let turn = if self.head.is_none() { self.header()? } else { Turn::Moved };
+        let Some(header) = self.head else { return Ok(turn) };
+        if let Route::Hold = self.route {
             let routed = route(&header, &mut self.incoming);
             self.got = self.guessed(if let Ok(Route::Place(piece)) = &routed { Some(*piece) } else { None });
-            self.destination = match routed? {
-                Route::Place(piece) => Destination::Place(piece),
-                Route::Keep => Destination::Kept(vec![0; (header.bytes as usize).min(CHUNK_BYTES)]),
-                Route::Hold => {
-                    self.held = true;
-                    return Ok(Turn::Blocked);
-                }
-            };
+            self.route = routed?;
+            match self.route {
+                Route::Hold => return Ok(Turn::Blocked),
+                Route::Keep => self.kept = vec![0; (header.bytes as usize).min(CHUNK_BYTES)],
+                Route::Place(_) => {}
+            }
         }
-        let payload: &mut [u8] = match &mut self.destination {
-            Destination::Unknown => &mut [],
+        let payload: &mut [u8] = match &self.route {
             // SAFETY: the piece's memory is alive, and nobody else uses it before the piece is done (`Piece`, `Exchange`).
-            Destination::Place(piece) => unsafe { std::slice::from_raw_parts_mut(piece.at, piece.len) },
-            Destination::Kept(payload) => payload,
+            Route::Place(piece) => unsafe { std::slice::from_raw_parts_mut(piece.at, piece.len) },
+            Route::Keep | Route::Hold => &mut self.kept,
         };
         let here = (self.end - self.start).min(payload.len() - self.got);
         payload[self.got..self.got + here].copy_from_slice(&self.ahead[self.start..self.start + here]);
@@ -291,7 +245,7 @@ impl Lane {
         self.got += here;
         if self.got < payload.len() {
             let until = payload.len().min(self.got + TURN_BYTES);
-            match self.stream.read(&mut payload[self.got..until]) {
+            match (&*self.stream).read(&mut payload[self.got..until]) {
                 Ok(0) => return Err(Broken::Closed("the connection ended".into())),
                 Ok(count) => self.got += count,
                 Err(error) => {
@@ -306,12 +260,11 @@ impl Lane {
         }
         let wrong = sums && checksum(payload) != header.checksum;
         self.head = None;
-        match std::mem::replace(&mut self.destination, Destination::Unknown) {
-            Destination::Place(piece) if wrong => Err(Broken::Corrupt(piece)),
-            Destination::Place(piece) => Ok(Turn::Done(piece)),
+        match std::mem::replace(&mut self.route, Route::Hold) {
+            Route::Place(piece) if wrong => Err(Broken::Corrupt(piece)),
+            Route::Place(piece) => Ok(Turn::Done(piece)),
             // Its sum is checked when it is put into its place, of which the error speaks.
-            Destination::Kept(payload) => Ok(Turn::Kept(header, payload)),
-            Destination::Unknown => Ok(Turn::Moved),
+            Route::Keep | Route::Hold => Ok(Turn::Kept(Early { header, payload: std::mem::take(&mut self.kept) })),
         }
     }
 
@@ -331,21 +284,21 @@ impl Lane {
         0
     }
 
-    /// The header of the next frame, when all of it has come.
-    fn header(&mut self) -> Result<Result<Header, Turn>, Broken> {
+    /// Reads the header of the next frame, and what comes with it. `head` has it when all of it has come.
+    fn header(&mut self) -> Result<Turn, Broken> {
         if self.end - self.start < HEADER_BYTES {
             self.ahead.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             // A large payload most likely belongs to the first piece that is waited for, and is read there at once.
             let next = self.incoming.front().copied().filter(|piece| piece.len > AHEAD_BYTES && self.end == 0);
             let read = match next {
-                None => self.stream.read(&mut self.ahead[self.end..]),
+                None => (&*self.stream).read(&mut self.ahead[self.end..]),
                 Some(piece) => {
                     let most = piece.len.min(TURN_BYTES);
                     // SAFETY: the piece's memory is alive, and nobody else uses it before the piece is done (`Piece`, `Exchange`).
                     let payload = unsafe { std::slice::from_raw_parts_mut(piece.at, most) };
                     let header = &mut self.ahead[..HEADER_BYTES];
-                    self.stream.read_vectored(&mut [IoSliceMut::new(header), IoSliceMut::new(payload)])
+                    (&*self.stream).read_vectored(&mut [IoSliceMut::new(header), IoSliceMut::new(payload)])
                 }
             };
             match read {
@@ -357,12 +310,12 @@ impl Lane {
                 Ok(count) => self.end += count,
                 Err(error) => {
                     self.readable = false;
-                    return blocked(error).map(Err);
+                    return blocked(error);
                 }
             }
         }
         let Some(bytes) = self.ahead[self.start..self.end].first_chunk::<HEADER_BYTES>() else {
-            return Ok(Err(Turn::Moved));
+            return Ok(Turn::Moved);
         };
         let Some(header) = Header::decode(bytes) else {
             let begin: Vec<String> = bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -370,7 +323,7 @@ impl Lane {
         };
         self.start += HEADER_BYTES;
         self.head = Some(header);
-        Ok(Ok(header))
+        Ok(Turn::Moved)
     }
 }
 

@@ -1,29 +1,28 @@
 //! The connections of one rank to all others: lanes for data, and a line on which ranks say what happens to them.
 
 use super::TcpOptions;
+use super::calls::Open;
 use super::exchange::Staging;
 use super::frame::Signature;
 use super::lane::{Early, Lane, Socket};
-use super::open::Open;
 use crate::rendezvous::acceptor::Acceptor;
 use crate::rendezvous::allow_files;
-use crate::rendezvous::caller::{Missed, call};
+use crate::rendezvous::caller::call;
 use crate::rendezvous::hello::{Answer, Hello, Purpose};
 use crate::{CommError, Rendezvous, RendezvousError, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// More would only cost descriptors.
 const MAX_SOCKETS: usize = 16;
-/// As many calls as a step has under way at a time; the staging of more is freed.
-const MAX_SPARE: usize = 4;
 /// How often a rank looks for callers.
 const LOOK: Duration = Duration::from_micros(200);
 
 pub(super) struct Mesh {
     pub rank: usize,
-    /// By world rank; `None` for this one.
-    pub peers: Vec<Option<Peer>>,
+    /// By world rank. This rank's own has no connections.
+    pub peers: Vec<Peer>,
     pub options: TcpOptions,
     pub ended: Option<CommError>,
     /// When this rank was last in a call.
@@ -41,7 +40,7 @@ pub(super) struct Mesh {
     /// How long to look for bytes before sleeping; none where ranks have to share cores.
     pub spin: Duration,
     /// Staging of calls that are done, for calls to come.
-    spare: Vec<Staging>,
+    pub spare: Vec<Staging>,
 }
 
 pub(super) struct Peer {
@@ -49,7 +48,8 @@ pub(super) struct Peer {
     pub host: String,
     pub pid: u32,
     pub lanes: Vec<Lane>,
-    pub control: Socket,
+    /// `None` for this rank itself.
+    pub control: Option<Socket>,
     /// What has come on `control` and is no whole message yet.
     pub heard: Vec<u8>,
     /// It has said that it wants nothing more.
@@ -96,24 +96,20 @@ impl Mesh {
         let mut peers = Vec::with_capacity(size);
         for (other, lanes) in streams.into_iter().enumerate() {
             let mut lanes = lanes.into_iter();
-            let Some(control) = lanes.next() else {
-                peers.push(None);
-                continue;
-            };
-            peers.push(Some(Peer {
+            peers.push(Peer {
                 rank: other,
                 host: meeting.hosts()[other].clone(),
                 pid: meeting.pids()[other],
+                control: lanes.next().map(Arc::new),
                 lanes: lanes.map(Lane::new).collect(),
-                control: Socket::new(control),
                 heard: Vec::new(),
-                departed: false,
-                closed: false,
+                departed: other == rank,
+                closed: other == rank,
                 wants: Vec::new(),
                 owed: Vec::new(),
                 early: Vec::new(),
                 waits: false,
-            }));
+            });
         }
         let here = meeting.hosts().iter().filter(|host| **host == meeting.hosts()[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
@@ -122,20 +118,12 @@ impl Mesh {
         let (calls, next_call, asleep, spare) = (Vec::new(), 0, false, Vec::new());
         Ok(Mesh { rank, peers, options, ended, last, current, calls, next_call, asleep, next_group, spin, spare })
     }
+}
 
-    /// Memory for a call, kept from call to call.
-    pub(super) fn staging(&mut self) -> Staging {
-        self.spare.pop().unwrap_or_default()
-    }
-
-    pub(super) fn keep(&mut self, staging: Staging) {
-        if !staging.is_empty() && self.spare.len() < MAX_SPARE {
-            self.spare.push(staging);
-        }
-    }
-
-    pub(super) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
-        self.peers.iter_mut().flatten()
+impl Peer {
+    /// The process as errors name it.
+    pub(super) fn process(&self) -> String {
+        format!("host {}, pid {}", self.host, self.pid)
     }
 }
 
@@ -208,14 +196,7 @@ fn reach(
     loop {
         let last = match call(address, hello, meeting.token(), &address.to_string(), deadline) {
             Ok((stream, _)) => return Ok(stream),
-            Err(
-                Missed::Refused(last)
-                | Missed::Silent(last)
-                | Missed::Stranger(last)
-                | Missed::Impostor(last)
-                | Missed::Denied(last),
-            ) => last,
-            Err(Missed::Size(size)) => format!("it belongs to a world of {size} ranks"),
+            Err(missed) => missed,
         };
         if Instant::now() >= deadline {
             let reason = format!("rank {} could not connect to {address} for data: {last}", meeting.rank());

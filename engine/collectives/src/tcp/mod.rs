@@ -29,38 +29,53 @@ mod faults;
 mod frame;
 mod lane;
 mod mesh;
-mod open;
-mod options;
 mod reduce;
 #[cfg(test)]
 mod tests;
 mod wire;
 
-pub use options::TcpOptions;
-
+use super::call::Shape;
 use super::cause::WORLD;
 use super::progress::{Driver, Inside};
 use super::raw::RawSlice;
 use super::shared_memory::buffers;
 use super::{Abandon, Call, Communicator, Kind, Member, OwnedCall, Rendezvous, Result, Ticket, why_abandoned};
-use calls::Closing;
+use calls::Terms;
+use copies::Handshake::{Announced, Confirmed, Data};
+use copies::parts;
 use exchange::{Exchange, Group};
 use frame::Signature;
 use mesh::Mesh;
-use open::Terms;
 use reduce::{Deliver, Job};
 use std::cell::{Cell, RefCell};
-use std::pin::pin;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use wire::Wire;
-use zbench_kernels::{DType, Kernels, View, ViewMut};
+use zbench_kernels::{DType, Kernels};
 
 /// How long a rank looks for bytes before it sleeps, where it has a core for itself.
 const SPIN: Duration = Duration::from_micros(50);
 /// A rank that was in no call for longer first hears what has happened meanwhile.
 const AWAY: Duration = Duration::from_millis(1);
+
+/// How ranks are connected. All ranks give the same.
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// Connections that carry the data of two ranks, 1 to 16.
+    pub sockets_per_peer: usize,
+    /// How long nothing may move in a call before the world ends.
+    pub stall: Duration,
+    /// Sum up every frame and check it: the price is one more pass over the data on both sides.
+    pub checksum: bool,
+}
+
+impl Default for TcpOptions {
+    fn default() -> TcpOptions {
+        TcpOptions { sockets_per_peer: 2, stall: Duration::from_secs(300), checksum: false }
+    }
+}
 
 /// One rank of a group of processes. All groups split from one end together.
 pub struct Tcp {
@@ -100,14 +115,6 @@ impl Owner {
         }
         mesh
     }
-
-    /// Wakes the thread if it watches what was of interest before this call.
-    fn ring(&self, mesh: &Mesh) {
-        use super::progress::Engine;
-        if mesh.asleep && mesh.is_busy() {
-            self.driver.engine().wake();
-        }
-    }
 }
 
 impl Abandon for Owner {
@@ -115,12 +122,6 @@ impl Abandon for Owner {
         let mut mesh = self.lock();
         mesh.abort(why_abandoned());
         mesh.close(call);
-    }
-}
-
-impl Drop for Mesh {
-    fn drop(&mut self) {
-        self.leave();
     }
 }
 
@@ -139,93 +140,86 @@ impl Tcp {
         Tcp { owner, members, group, kernels, next: Cell::new(0), pairs, wire: Cell::new(0) }
     }
 
-    /// A whole call that the rank is inside. The bytes that came.
-    fn within<F: Future<Output = Result<()>>>(
-        &self,
-        mesh: &mut Mesh,
-        terms: Terms,
-        work: impl FnOnce(Exchange) -> F,
-    ) -> Result<u64> {
-        mesh.ready(&terms)?;
-        let (id, exchange) = mesh.begin(&self.members, terms, true);
-        let closing = Closing { mesh, id };
-        let work = pin!(work(exchange));
-        closing.mesh.drive(id, Some(work))?;
-        closing.finish()
-    }
-
     /// What the frames of both directions of this call say.
     fn terms(&self, call: &Call<'_>) -> Terms {
         let (send, recv) = (call.send_shape(), call.recv_shape());
-        let (side, nothing) = (call.kind.collective(), (DType::I8, 0));
-        let mut pairs = self.pairs.borrow_mut();
-        let mut pair = |to: Option<usize>, from: Option<usize>| {
-            let count = |number: &mut u64| std::mem::replace(number, *number + 1);
-            let give = to.map(|to| Signature::pair(self.group, count(&mut pairs[to].0), side, send.unwrap_or(nothing)));
-            let take =
-                from.map(|from| Signature::pair(self.group, count(&mut pairs[from].1), side, recv.unwrap_or(nothing)));
-            let none = Signature::pair(self.group, 0, side, nothing);
-            let world = |place: usize| self.members.members[place];
-            let (to, from) = (to.map(world), from.map(world));
-            Terms { give: give.or(take).unwrap_or(none), take: take.or(give).unwrap_or(none), to, from }
-        };
-        match call.kind {
-            Kind::Send { to } => pair(Some(to), None),
-            Kind::Recv { from } => pair(None, Some(from)),
-            Kind::SendRecv { to, from } => pair(Some(to), Some(from)),
+        let (to, from) = match call.kind {
+            Kind::Send { to } => (Some(to), None),
+            Kind::Recv { from } => (None, Some(from)),
+            Kind::SendRecv { to, from } => (Some(to), Some(from)),
             kind => {
                 let sequence = self.next.replace(self.next.get() + 1);
                 let all = Signature::of(kind, self.size(), self.group, sequence, send, recv);
-                Terms { give: all, take: all, to: None, from: None }
+                return Terms { give: all, take: all, to: None, from: None };
             }
+        };
+        let mut pairs = self.pairs.borrow_mut();
+        let side = |sequence: &mut u64, shape: Option<Shape>| {
+            let shape = shape.unwrap_or((DType::I8, 0));
+            *sequence += 1;
+            Signature::pair(self.group, *sequence - 1, call.kind.collective(), shape)
+        };
+        let give = to.map(|to| side(&mut pairs[to].0, send));
+        let take = from.map(|from| side(&mut pairs[from].1, recv));
+        let none = Signature::bare(self.group, 0, None); // of neither: there is no such call
+        let world = |place: usize| self.members.members[place];
+        Terms {
+            give: give.or(take).unwrap_or(none),
+            take: take.or(give).unwrap_or(none),
+            to: to.map(world),
+            from: from.map(world),
         }
     }
 
-    /// What there is to do for a call. Its buffers must stay until the call is closed.
-    fn task(&self, call: &Call<'_>, blocking: bool) -> Task {
+    /// Begins a call. Its buffers must stay until it is closed. A `blocking` rank does nothing else meanwhile.
+    fn begin(&self, mesh: &mut Mesh, call: &Call<'_>, blocking: bool) -> Result<u64> {
+        let (kind, kernels) = (call.kind, self.kernels.clone());
         let (send, recv) = buffers(call, self.rank(), self.size());
-        Task { kernels: self.kernels.clone(), kind: call.kind, send, recv, blocking }
-    }
-
-    fn count(&self, bytes: u64) {
-        self.wire.set(self.wire.get() + bytes);
+        mesh.begin(&self.members, self.terms(call), blocking, |exchange| {
+            Box::pin(async move { carry(&exchange, &*kernels, kind, send, recv, blocking).await })
+        })
     }
 }
 
-struct Task {
-    kernels: Arc<dyn Kernels>,
+/// The algorithm of a call.
+async fn carry(
+    exchange: &Exchange,
+    kernels: &dyn Kernels,
     kind: Kind,
     send: RawSlice,
     recv: RawSlice,
     blocking: bool,
-}
-
-impl Task {
-    async fn carry(self, exchange: Exchange) -> Result<()> {
-        let (exchange, kernels, send, recv) = (&exchange, &*self.kernels, self.send, self.recv);
-        let job = move |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
-        match self.kind {
-            Kind::AllReduce { op } => reduce::direct(exchange, job(op, false, Deliver::All, Some(recv))).await,
-            Kind::ReduceScatter { op, accumulate } => {
-                reduce::direct(exchange, job(op, accumulate, Deliver::Own, Some(recv))).await
-            }
-            Kind::Reduce { op, root } => {
-                let recv = (exchange.rank == root).then_some(recv);
-                reduce::direct(exchange, job(op, false, Deliver::Root(root), recv)).await
-            }
-            Kind::AllGather => copies::all_gather(exchange, send, recv).await,
-            Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
-            Kind::Gather { root } => copies::gather(exchange, root, send, recv).await,
-            Kind::Scatter { root } => copies::scatter(exchange, root, send, recv).await,
-            Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv).await,
-            Kind::AllToAll => copies::all_to_all(exchange, send, recv).await,
-            Kind::Send { to } => copies::pair(exchange, Some((to, send)), None, self.blocking).await,
-            Kind::Recv { from } => copies::pair(exchange, None, Some((from, recv)), self.blocking).await,
-            Kind::SendRecv { to, from } => {
-                copies::pair(exchange, Some((to, send)), Some((from, recv)), self.blocking).await
-            }
-            Kind::Barrier => copies::barrier(exchange, RawSlice::empty()).await,
+) -> Result<()> {
+    let (rank, size) = (exchange.rank, exchange.size());
+    let job = move |op, accumulate, deliver, recv| Job { kernels, op, accumulate, deliver, send, recv };
+    let part_of = |buffer: RawSlice| move |rank| Some(buffer.part(rank, size));
+    let only = |member, buffer: RawSlice| move |rank| (rank == member).then_some(buffer);
+    let pair = if blocking { Confirmed } else { Announced };
+    match kind {
+        Kind::AllReduce { op } => reduce::direct(exchange, job(op, false, Deliver::All, Some(recv))).await,
+        Kind::ReduceScatter { op, accumulate } => {
+            reduce::direct(exchange, job(op, accumulate, Deliver::Own, Some(recv))).await
         }
+        Kind::Reduce { op, root } => {
+            let recv = (rank == root).then_some(recv);
+            reduce::direct(exchange, job(op, false, Deliver::Root(root), recv)).await
+        }
+        Kind::AllGather => parts(exchange, Data, move |_| Some(send), part_of(recv)).await,
+        Kind::AllToAll if send.ptr == recv.ptr => copies::all_to_all_in_place(exchange, recv).await,
+        Kind::AllToAll => parts(exchange, Data, part_of(send), part_of(recv)).await,
+        Kind::Barrier => parts(exchange, Data, move |_| Some(send), move |_| Some(recv)).await,
+        Kind::Broadcast { root } => copies::broadcast(exchange, root, send, recv).await,
+        Kind::Gather { root } => {
+            let take = move |from| (rank == root).then(|| recv.part(from, size));
+            parts(exchange, Confirmed, only(root, send), take).await
+        }
+        Kind::Scatter { root } => {
+            let give = move |to| (rank == root).then(|| send.part(to, size));
+            parts(exchange, Confirmed, give, only(root, recv)).await
+        }
+        Kind::Send { to } => parts(exchange, pair, only(to, send), |_| None).await,
+        Kind::Recv { from } => parts(exchange, pair, |_| None, only(from, recv)).await,
+        Kind::SendRecv { to, from } => parts(exchange, pair, only(to, send), only(from, recv)).await,
     }
 }
 
@@ -244,26 +238,19 @@ impl Communicator for Tcp {
 
     fn call(&self, call: Call<'_>) -> Result<()> {
         call.check(self.rank(), self.size())?;
-        let (terms, task) = (self.terms(&call), self.task(&call, true));
         let mut mesh = self.owner.lock();
-        let received = self.within(&mut mesh, terms, |exchange| task.carry(exchange));
-        self.owner.ring(&mesh);
-        self.count(received?);
+        let id = self.begin(&mut mesh, &call, true)?;
+        let received = mesh.complete(id)?;
+        self.wire.set(self.wire.get() + received);
         Ok(())
     }
 
     fn start(&self, mut request: OwnedCall) -> Result<Ticket> {
         let call = request.as_call();
         call.check(self.rank(), self.size())?;
-        let (terms, task) = (self.terms(&call), self.task(&call, false));
         let mut mesh = self.owner.lock();
-        mesh.ready(&terms)?;
-        let (id, exchange) = mesh.begin(&self.members, terms, false);
-        if let Some(open) = mesh.call_mut(id) {
-            open.work = Some(Box::pin(task.carry(exchange)));
-        }
+        let id = self.begin(&mut mesh, &call, false)?;
         mesh.turn();
-        self.owner.ring(&mesh);
         drop(mesh);
         self.owner.driver.carry_on();
         Ok(Ticket::of(self.owner.clone(), id, request))
@@ -272,13 +259,8 @@ impl Communicator for Tcp {
     /// The bytes of a started call count from here on.
     fn wait(&self, mut ticket: Ticket) -> Result<OwnedCall> {
         ticket.check_owner(&self.owner)?;
-        let mut mesh = self.owner.lock();
-        let closing = Closing { mesh: &mut mesh, id: ticket.sequence };
-        closing.mesh.drive(ticket.sequence, None)?;
-        let received = closing.finish();
-        self.owner.ring(&mesh);
-        drop(mesh);
-        self.count(received?);
+        let received = self.owner.lock().complete(ticket.sequence)?;
+        self.wire.set(self.wire.get() + received);
         ticket.take()
     }
 
@@ -288,21 +270,21 @@ impl Communicator for Tcp {
         let signature = Signature::bare(self.group, sequence, None);
         let terms = Terms { give: signature, take: signature, to: None, from: None };
         let mut mesh = self.owner.lock();
-        // Color, key, and the least number that this rank's next group may have, in halves of 32 bits.
-        let next = mesh.next_group;
-        let halves = |word: usize| [word as u32, (word as u64 >> 32) as u32];
-        let own = [halves(color), halves(key), [next, 0]].concat();
-        let mut all = vec![0u32; own.len() * size];
-        let (send, recv) = (RawSlice::of(View::of(&own)), RawSlice::of_mut(&ViewMut::of(&mut all)));
-        let gather = async move |exchange: Exchange| copies::all_gather(&exchange, send, recv).await;
-        let gathered = self.within(&mut mesh, terms, gather);
-        self.owner.ring(&mesh);
-        gathered?;
-        let word = |rank: usize, at: usize| u64::from(all[6 * rank + at]) | u64::from(all[6 * rank + at + 1]) << 32;
-        let mut places: Vec<usize> = (0..size).filter(|rank| word(*rank, 0) == color as u64).collect();
-        places.sort_by_key(|rank| (word(*rank, 2), *rank));
+        // Color, key, and the least number that this rank's next group may have.
+        let own = [color as u64, key as u64, u64::from(mesh.next_group)];
+        let mut all = vec![own; size];
+        let bytes = |ptr, count| RawSlice { ptr, len: count * size_of_val(&own), dtype: DType::I8, on_host: true };
+        let send = bytes(NonNull::from(&own).cast(), 1);
+        let recv = bytes(NonNull::from(all.as_mut_slice()).cast(), size);
+        let id = mesh.begin(&self.members, terms, true, |exchange| {
+            let part = move |rank| Some(recv.part(rank, size));
+            Box::pin(async move { parts(&exchange, Data, move |_| Some(send), part).await })
+        })?;
+        mesh.complete(id)?;
+        let mut places: Vec<usize> = (0..size).filter(|rank| all[*rank][0] == own[0]).collect();
+        places.sort_by_key(|rank| (all[*rank][1], *rank));
         // Greater than the number of any group that two of these ranks share.
-        let group = (0..size).map(|rank| all[6 * rank + 4]).max().unwrap_or(next);
+        let group = all.iter().map(|theirs| theirs[2] as u32).max().unwrap_or(mesh.next_group);
         mesh.next_group = group + 1;
         drop(mesh);
         let own_place = places.iter().position(|place| *place == rank).unwrap_or(0);

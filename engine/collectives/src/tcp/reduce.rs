@@ -1,10 +1,10 @@
 //! Collectives that combine, by direct exchange: each rank gets one part from all others, combines it as the balanced tree in
 //! rank order, and passes the result on while the next chunk comes in. Bit for bit what ranks in one process get.
 
-// Buffers of a call without lifetimes: one part is summed while another is sent.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "a call's buffers have no lifetimes: one part is summed while another is sent")]
 
-use super::exchange::Exchange;
+use super::copies::{Handshake, parts};
+use super::exchange::{Exchange, Slots};
 use super::frame::CHUNK_BYTES;
 use crate::raw::{PART_ELEMENTS, RawSlice, reduce_range};
 use crate::{ONE_ROUND_BYTES, ReduceOp, Result};
@@ -64,9 +64,18 @@ impl Job<'_> {
         Ok(self.kernels.reduce(self.op, sources, accumulate, dst)?)
     }
 
-    /// Whether `dst = dst op x` can be asked of the kernels with `x` as the only source.
-    fn adds(&self, dst: RawSlice) -> bool {
-        self.op == ReduceOp::Sum && dst.dtype.is_float()
+    /// Whether `rank` gets the results of other ranks' parts.
+    fn goes_to(&self, rank: usize) -> bool {
+        match self.deliver {
+            Deliver::All => true,
+            Deliver::Root(root) => rank == root,
+            Deliver::Own => false,
+        }
+    }
+
+    /// Whether the results of `rank` wait in staging until they are sent: where they go to a root that is another rank.
+    fn waits_in_slot(&self, rank: usize) -> bool {
+        matches!(self.deliver, Deliver::Root(root) if root != rank)
     }
 }
 
@@ -75,42 +84,24 @@ pub(super) async fn direct(exchange: &Exchange, job: Job<'_>) -> Result<()> {
     let all = bytes * (size - 1);
     match job.deliver {
         Deliver::All if bytes <= ONE_ROUND_BYTES || size == 2 && all <= WHOLE_BYTES => whole(exchange, job).await,
-        Deliver::Root(root) if all <= WHOLE_BYTES => to_root(exchange, job, root).await,
+        Deliver::Root(_) if all <= WHOLE_BYTES => whole(exchange, job).await,
         _ => pipeline(exchange, job).await,
     }
 }
 
-/// Everybody sends all it has to everybody, and combines all.
+/// Everybody sends all it has to those that get the result, which combine all.
 async fn whole(exchange: &Exchange, job: Job<'_>) -> Result<()> {
-    let tag = exchange.tag();
-    let slots = Slots::new(exchange, job.send, exchange.size());
-    for other in exchange.others() {
-        exchange.send(other, job.send, tag);
-        exchange.recv(other, slots.get(other, job.send.len), tag);
-    }
-    exchange.wait(tag).await;
+    let (rank, len) = (exchange.rank, job.send.len);
+    let slots = Slots::new(exchange, job.send, len, exchange.size());
+    let handshake = if job.deliver == Deliver::All { Handshake::Data } else { Handshake::Confirmed };
+    let give = move |to| job.goes_to(to).then_some(job.send);
+    let take = move |from| (from != rank && job.goes_to(rank)).then(|| slots.get(from, len));
+    parts(exchange, handshake, give, take).await?;
     job.recv.map_or(Ok(()), |recv| combine_slots(exchange, &job, &slots, 0, job.send, recv))
 }
 
-/// Everybody sends all it has to the root, which combines all.
-async fn to_root(exchange: &Exchange, job: Job<'_>, root: usize) -> Result<()> {
-    let tag = exchange.tag();
-    if exchange.rank != root {
-        exchange.send(root, job.send, tag);
-        exchange.await_want(root);
-        exchange.finish().await;
-        return Ok(());
-    }
-    let slots = Slots::new(exchange, job.send, exchange.size());
-    for other in exchange.others() {
-        exchange.want(other);
-        exchange.recv(other, slots.get(other, job.send.len), tag);
-    }
-    exchange.wait(tag).await;
-    job.recv.map_or(Ok(()), |recv| combine_slots(exchange, &job, &slots, 0, job.send, recv))
-}
-
-/// `dst` = the tree over the slots of all ranks, which begin at `base`, with `own` in place of this rank's.
+/// `dst` = the tree over the slots of all ranks, which begin at `base`, with `own` in place of this rank's: a
+/// copy if the result goes where it lies.
 fn combine_slots(
     exchange: &Exchange,
     job: &Job<'_>,
@@ -119,21 +110,18 @@ fn combine_slots(
     own: RawSlice,
     dst: RawSlice,
 ) -> Result<()> {
-    let own = aside(own, dst, slots.get(base + exchange.rank, own.len));
+    let spare = slots.get(base + exchange.rank, own.len);
+    let own = if own.ptr == dst.ptr {
+        // SAFETY: the spare is staging of this rank that nothing is received into.
+        unsafe { own.copy_to(spare) };
+        spare
+    } else {
+        own
+    };
     let slot = |rank| if rank == exchange.rank { own } else { slots.get(base + rank, own.len) };
     // SAFETY: what has been received, or is this rank's own; all of it stays while the kernel reads.
     let sources: Vec<View<'_>> = (0..exchange.size()).map(|rank| unsafe { slot(rank).view() }).collect();
     job.combine(&sources, job.accumulate, dst)
-}
-
-/// A rank's own summand where no result is about to be written: a copy if it lies there.
-fn aside(own: RawSlice, dst: RawSlice, spare: RawSlice) -> RawSlice {
-    if own.ptr != dst.ptr {
-        return own;
-    }
-    // SAFETY: the spare is staging of this rank that nothing is received into.
-    unsafe { own.copy_to(spare) };
-    spare
 }
 
 /// Chunk by chunk: receive from all, combine, pass on. In step `k` chunk `k` of every part goes to the part's rank, and the
@@ -150,7 +138,7 @@ async fn pipeline(exchange: &Exchange, job: Job<'_>) -> Result<()> {
     // One chunk at least, though it be empty: so that every two ranks hear of each other's call.
     let count = move |owner: usize| job.part(owner, size).len().div_ceil(step).max(1);
     let most = (0..size).map(count).max().unwrap_or(1);
-    let slots = Slots::with(exchange, job.send, step, size * WINDOW);
+    let slots = Slots::new(exchange, job.send, step, size * WINDOW);
     let arrived: Vec<u32> = (0..WINDOW).map(|_| exchange.tag()).collect();
     let passed: Vec<u32> = (0..WINDOW).map(|_| exchange.tag()).collect();
     let sent = exchange.tag();
@@ -158,15 +146,15 @@ async fn pipeline(exchange: &Exchange, job: Job<'_>) -> Result<()> {
         if let Some(j) = k.checked_sub(WINDOW) {
             if j < count(rank) {
                 exchange.wait(arrived[j % WINDOW]).await;
-                if lies_in_slot(job.deliver, rank) {
+                if job.waits_in_slot(rank) {
                     exchange.wait(passed[j % WINDOW]).await; // the result that was there has left
                 }
                 let result = combine_chunk(exchange, &job, &slots, j, chunk(rank, j))?;
-                for to in exchange.others().filter(|to| gets(job.deliver, *to)) {
+                for to in exchange.others().filter(|to| job.goes_to(*to)) {
                     exchange.send(to, result, passed[j % WINDOW]);
                 }
             }
-            if let (Some(recv), true) = (job.recv, gets(job.deliver, rank)) {
+            if let (Some(recv), true) = (job.recv, job.goes_to(rank)) {
                 for from in exchange.others().filter(|from| j < count(*from)) {
                     exchange.recv(from, recv.slice(chunk(from, j)), passed[j % WINDOW]);
                 }
@@ -187,19 +175,6 @@ async fn pipeline(exchange: &Exchange, job: Job<'_>) -> Result<()> {
     Ok(())
 }
 
-fn gets(deliver: Deliver, rank: usize) -> bool {
-    match deliver {
-        Deliver::All => true,
-        Deliver::Root(root) => rank == root,
-        Deliver::Own => false,
-    }
-}
-
-/// Whether results wait in staging until they are sent: where they go to a root that is another rank.
-fn lies_in_slot(deliver: Deliver, rank: usize) -> bool {
-    matches!(deliver, Deliver::Root(root) if root != rank)
-}
-
 /// Combines chunk `j` of this rank's part, which has come from all. Where the result lies.
 fn combine_chunk(exchange: &Exchange, job: &Job<'_>, slots: &Slots, j: usize, at: Range<usize>) -> Result<RawSlice> {
     let (rank, size) = (exchange.rank, exchange.size());
@@ -209,45 +184,17 @@ fn combine_chunk(exchange: &Exchange, job: &Job<'_>, slots: &Slots, j: usize, at
     let begin = job.part(rank, size).start;
     let dst = match (job.deliver, job.recv) {
         (Deliver::Own, Some(recv)) => recv.slice(at.start - begin..at.end - begin),
-        (_, Some(recv)) if !lies_in_slot(job.deliver, rank) => recv.slice(at),
+        (_, Some(recv)) if !job.waits_in_slot(rank) => recv.slice(at),
         _ => spare,
     };
-    if at_most_two_in_place(job, size, own, dst) {
+    // The sum of two is the same in either order, so that one of them may lie where the sum goes.
+    let sum_in_place = size == 2 && own.ptr == dst.ptr && own.dtype == dst.dtype && !job.accumulate;
+    if sum_in_place && job.op == ReduceOp::Sum && dst.dtype.is_float() {
         let other = slots.get(base + 1 - rank, own.len);
         // SAFETY: it has been received, and nothing writes it while the kernel reads.
         job.combine(&[unsafe { other.view() }], true, dst)?;
-        return Ok(dst);
+    } else {
+        combine_slots(exchange, job, slots, base, own, dst)?;
     }
-    combine_slots(exchange, job, slots, base, own, dst)?;
     Ok(dst)
-}
-
-/// The sum of two is the same in either order, so that one of them may lie where the sum goes.
-fn at_most_two_in_place(job: &Job<'_>, size: usize, own: RawSlice, dst: RawSlice) -> bool {
-    size == 2 && own.ptr == dst.ptr && own.dtype == dst.dtype && job.adds(dst) && !job.accumulate
-}
-
-/// Staging memory in slices of equal length.
-pub(super) struct Slots {
-    base: RawSlice,
-    each: usize,
-}
-
-impl Slots {
-    /// `count` slots for what is as long as `like`.
-    pub(super) fn new(exchange: &Exchange, like: RawSlice, count: usize) -> Slots {
-        Slots::with(exchange, like, like.len, count)
-    }
-
-    pub(super) fn with(exchange: &Exchange, like: RawSlice, each: usize, count: usize) -> Slots {
-        let each = each.next_multiple_of(64);
-        let len = each * count;
-        let ptr = exchange.staging(len * like.dtype.size());
-        Slots { base: RawSlice { ptr, len, ..like }, each }
-    }
-
-    /// The first `len` elements of a slot.
-    pub(super) fn get(&self, index: usize, len: usize) -> RawSlice {
-        self.base.slice(index * self.each..index * self.each + len)
-    }
 }

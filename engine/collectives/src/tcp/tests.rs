@@ -6,7 +6,7 @@ use crate::{CollectiveKind, CommError, Meeting, RendezvousError};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::{JoinHandle, spawn};
-use zbench_kernels::Cpu;
+use zbench_kernels::{Cpu, ViewMut};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -29,7 +29,7 @@ fn two(options: &TcpOptions) -> [Tcp; 2] {
 fn after(options: &TcpOptions, bytes: impl FnOnce(&Tcp) -> Vec<u8>) -> (CommError, CommError) {
     let [first, other] = two(options);
     let bytes = bytes(&first);
-    other.owner.lock().peers[0].as_mut().unwrap().lanes[0].stream.write_all(&bytes).unwrap();
+    (&*other.owner.lock().peers[0].lanes[0].stream).write_all(&bytes).unwrap();
     let receiver = spawn(move || first.recv(ViewMut::of(&mut [0f32; 1000]), 1).unwrap_err());
     let error = receiver.join().unwrap();
     (error, other.barrier().unwrap_err())
@@ -86,8 +86,8 @@ fn a_payload_that_was_changed_on_the_way_is_found_at_its_place() {
     let receiver = spawn(move || first.recv(ViewMut::of(&mut vec![0f32; len]), 1).unwrap_err());
     let mut rest = &bytes[..];
     while !rest.is_empty() {
-        let mut mesh = other.owner.lock();
-        match mesh.peers[0].as_mut().unwrap().lanes[0].stream.write(rest) {
+        let mesh = other.owner.lock();
+        match (&*mesh.peers[0].lanes[0].stream).write(rest) {
             Ok(count) => rest = &rest[count..],
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
         }
@@ -101,7 +101,7 @@ fn a_payload_that_was_changed_on_the_way_is_found_at_its_place() {
 fn nonsense_on_the_line_between_ranks_ends_the_world() {
     for words in [&[9u8, 0, 0][..], &[1, 2, 0, 5, 5], &[3, 3, 0, b'a', b'b', b'c']] {
         let [first, other] = two(&TcpOptions { stall: PATIENCE, ..TcpOptions::default() });
-        other.owner.lock().peers[0].as_mut().unwrap().control.write_all(words).unwrap();
+        other.owner.lock().peers[0].control.as_deref().unwrap().write_all(words).unwrap();
         let error = first.barrier().unwrap_err();
         assert!(matches!(error, CommError::Aborted { rank: 1, .. }), "{error}");
     }

@@ -1,10 +1,9 @@
 //! How the thread of a rank drives its mesh, and sleeps.
 
-use super::control::timespec;
 use super::drive::NAP;
 use super::mesh::Mesh;
 use crate::progress::Engine;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::OwnedFd;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +43,7 @@ impl Engine for Wire {
         let mut fds: Vec<PollFd<'_>> = watched.iter().map(|one| PollFd::new(&one.socket, one.flags)).collect();
         fds.extend(self.bell.as_ref().map(|bell| PollFd::new(bell, PollFlags::IN)));
         // An interrupted sleep is a short one.
-        let _ = poll(&mut fds, Some(&timespec(NAP)));
+        let _ = poll(&mut fds, Timespec::try_from(NAP).ok().as_ref());
         if let Some(bell) = &self.bell {
             let _ = rustix::io::read(bell, &mut [0; 8]);
         }
