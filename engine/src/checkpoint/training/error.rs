@@ -11,9 +11,9 @@ pub enum StateError {
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{}: is no training checkpoint: {reason}; name a folder step-… that holds index.json", .path.display())]
     NotOne { path: PathBuf, reason: String },
-    #[error("{}: was written in version {found} of the format, and this zbench reads {known}; use the zbench that wrote it",
-        .path.display())]
-    Newer { path: PathBuf, found: u64, known: u64 },
+    #[error("{}: was written in version {found} of the format, and this zbench reads {known}; use the zbench that wrote it \
+             (version 1: commit 1282bac3)", .path.display())]
+    OtherVersion { path: PathBuf, found: u64, known: u64 },
     #[error("{}: is damaged: {reason}; go on from another checkpoint with checkpoint.resume = \"…/step-…\", or start anew \
              with checkpoint.resume = \"never\"", .path.display())]
     Damaged { path: PathBuf, reason: String },

@@ -193,7 +193,7 @@ pub(crate) fn start(
             put.map_err(|source| StateError::io("write", &path, source))?;
         }
         let bytes = files.iter().map(|file| file.bytes).sum();
-        let files: RankFiles = RankFiles { files, pieces: Vec::new() };
+        let files = RankFiles { files, pieces: Vec::new() };
         write_json(&dir.join(file_names(number).1), &files)?;
         sync(&dir)?;
         Ok(bytes)

@@ -199,10 +199,10 @@ impl Index {
 
 /// The metadata of the files that one rank wrote.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RankFiles<P = Piece> {
+pub struct RankFiles {
     pub files: Vec<FileSums>,
     /// What the first of them holds; none in the full layout.
-    pub pieces: Vec<P>,
+    pub pieces: Vec<Piece>,
 }
 
 impl RankFiles {
@@ -250,7 +250,7 @@ pub struct Piece {
     pub at: u64,
 }
 
-pub(super) fn stored_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+fn stored_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
     match DType::deserialize(from)? {
         dtype @ (DType::F32 | DType::Bf16 | DType::F16) => Ok(dtype),
         other => Err(D::Error::custom(format!("{other} is none of f32, bf16, f16"))),

@@ -52,18 +52,12 @@ impl Resumable {
     /// # Errors
     /// It is none, damaged, incomplete or of another model.
     pub fn open(dir: &Path, cell: &Cell, layout: &Layout, direct: bool) -> Result<Resumable> {
-        let (index, units) = read_index(dir)?;
+        let index = read_index(dir)?;
         let names = index.ranks.iter().map(|(name, _)| name).chain(index.history.as_ref().map(|(name, _)| name));
         let mut absent: Vec<String> = names.filter(|name| !dir.join(name).is_file()).cloned().collect();
         let mut ranks = Vec::new();
         for (name, sum) in index.ranks.iter().filter(|(name, _)| !absent.contains(name)) {
-            let rank = match &units {
-                None => checked::<RankFiles>(dir, name, *sum)?,
-                Some(units) => {
-                    let cannot_be = || StateError::damaged(&dir.join(name), "it names a piece that cannot be");
-                    units.convert(checked(dir, name, *sum)?).ok_or_else(cannot_be)?
-                }
-            };
+            let rank: RankFiles = checked(dir, name, *sum)?;
             plain_names(&dir.join(name), rank.files.iter().map(|file| file.name.as_str()))?;
             ranks.push(rank);
         }

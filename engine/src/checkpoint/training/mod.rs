@@ -17,7 +17,6 @@ mod json;
 mod load;
 mod shard;
 mod slice;
-mod v1;
 
 pub use digest::Digest;
 pub(crate) use error::Result;
