@@ -6,6 +6,7 @@ mod packed;
 mod stock;
 
 use crate::checkpoint::inputs::Inputs;
+use crate::checkpoint::overlap;
 use crate::checkpoint::weights::CheckpointError;
 use crate::compute::error::{Result, StepError};
 use crate::exec::Executor;
@@ -105,8 +106,7 @@ impl<'a> Filler<'a> {
                 for tensor in spec.tensors_of(part) {
                     let brought = self.bring(&mut wanted)?;
                     let span = tensor.place.range();
-                    let cut = span.start.max(flat_shard.owned.start)..span.end.min(flat_shard.owned.end);
-                    if !cut.is_empty() {
+                    if let Some(cut) = overlap(&span, &flat_shard.owned) {
                         let dst = target.slice_mut(within(&cut, &flat_shard.owned));
                         let range = within(&cut, &span);
                         match tensor.packed {

@@ -17,7 +17,6 @@ pub(crate) use elements::{decoder, encode, stored_type};
 pub use error::CheckpointError;
 pub use model::note_of_untied_head;
 pub use safetensors::Dtype as StoredType;
-pub(crate) use write::header_bytes;
 pub use write::write_safetensors;
 
 use crate::formats::files;

@@ -2,12 +2,11 @@
 //! checkpoint when all ranks are known to have written theirs.
 
 use crate::checkpoint::training::{
-    Folder, Identity, Index, RankFiles, Result, Resumable, Shard, StateError, StateKind, file_names, full, part_dir,
-    read_json, spawn, write_json,
+    Folder, Identity, Index, RankFiles, Result, Resumable, StateError, file_names, full, part_dir, read_json, shard,
+    spawn, write_json,
 };
 use crate::compute::error::StepError;
 use crate::config::{SaveLayout, Saving};
-use crate::exec::Executor;
 use crate::observe::outcome::{Evaluated, History, Saved, Step};
 use crate::run::rank::Rank;
 use std::path::PathBuf;
@@ -199,13 +198,7 @@ impl Saver {
         let place = (dir, rank.number(), self.saving.direct);
         rank.executor.stall = Duration::ZERO;
         let (copied, part) = match self.saving.layout {
-            SaveLayout::Sharded => {
-                let Executor { context, state, params, optimizer, delayed, .. } = &mut rank.executor;
-                let layout = &context.stage_plan.layout;
-                let kinds = StateKind::all(delayed.is_some());
-                let shard = Shard::take(state, layout, context.resources(), params, optimizer, kinds, place)?;
-                (shard.copied(), spawn(move || shard.write())?)
-            }
+            SaveLayout::Sharded => shard::start(&mut rank.executor, place)?,
             SaveLayout::Full => full::start(&mut rank.executor, place)?,
         };
         (self.last, self.begun) = (Some(rank.executor.progress.steps), true);

@@ -422,7 +422,8 @@ fn a_run_of_other_rates_does_not_go_on() {
     let mut cell = saved(on(six_steps(), Strategy::Ddp, 1, 1), saving(dir.path()));
     cell.train.lr_steps = CourseSteps::FromOne;
     course(&cell);
-    let without = |index: &mut serde_json::Value| drop(index["cell"]["train"].as_object_mut().unwrap().remove("lr_steps"));
+    let without =
+        |index: &mut serde_json::Value| drop(index["cell"]["train"].as_object_mut().unwrap().remove("lr_steps"));
     forged(&step_dir(dir.path(), 6).join("index.json"), without);
     let opened = |change: &dyn Fn(&mut Train)| {
         let mut cell = cell.clone();

@@ -1,5 +1,6 @@
 //! Why the state of a run was not written or read.
 
+use crate::checkpoint::tensor_files::WriteError;
 use std::path::{Path, PathBuf};
 
 pub type Result<T, E = StateError> = std::result::Result<T, E>;
@@ -36,12 +37,18 @@ pub enum StateError {
 }
 
 impl StateError {
-    pub(super) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> StateError {
+    pub(crate) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> StateError {
         StateError::Io { doing, path: path.into(), source }
     }
 
-    pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> StateError {
+    pub(crate) fn damaged(path: &Path, reason: impl Into<String>) -> StateError {
         StateError::Damaged { path: path.into(), reason: reason.into() }
+    }
+}
+
+impl From<WriteError> for StateError {
+    fn from(WriteError { path, source }: WriteError) -> StateError {
+        StateError::Io { doing: "write", path, source }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The metadata of a checkpoint: what `index.json` says, and the `rank-00000.json` of every rank that wrote.
 
 use super::slice::Slice;
+use crate::checkpoint::tensor_files::Named;
 use crate::config::{Cell, Precision, SaveLayout};
 use crate::mesh::within;
 use crate::model::{FlatKind, Layout, Tensor};
@@ -110,9 +111,6 @@ impl StateKind {
         Some((flat_shard.owned.clone(), view))
     }
 }
-
-/// Name and shape of a tensor.
-pub type Named = (String, Vec<usize>);
 
 /// The trainable tensors of a model: what makes a checkpoint one of this model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,13 +1,14 @@
 //! Reading the state of a run: by any number of ranks, under any strategy and precision, whatever wrote it. A rank reads
 //! the pieces that overlap what it owns, and nothing else.
 
-mod full;
-
-use super::blocks::{BLOCK, BlockFile, Share, Written, check_length};
 use super::error::{Result, StateError};
 use super::folder::newest;
-use super::index::{FileSums, Identity, Index, Position, RankFiles, StateKind, trainable};
+use super::full;
+use super::index::{FileSums, Identity, Index, Position, RankFiles, StateKind};
 use super::json::{plain_names, read_index, read_json};
+use super::shard;
+use crate::checkpoint::blocks::{BLOCK, BlockFile, Share, Written, check_length};
+use crate::checkpoint::overlap;
 use crate::checkpoint::weights::{decoder, stored_type};
 use crate::compute::error::StepError;
 use crate::config::{Cell, Resume, SaveLayout, Train};
@@ -151,7 +152,7 @@ impl Resumable {
         let roles = StateKind::all(self.index.position.delayed.is_some());
         let mut target = Target { layout, state, roles, res, params, optimizer, open: None };
         let readings = match self.index.layout {
-            SaveLayout::Sharded => self.shards(&target)?,
+            SaveLayout::Sharded => shard::readings(self, &target)?,
             SaveLayout::Full => full::readings(self, &target)?,
         };
         target.check_complete(&self.dir, readings.iter().flat_map(|reading| &reading.wanted))?;
@@ -166,7 +167,11 @@ impl Resumable {
     }
 
     /// A file with the checksums of all ranks that wrote it.
-    fn blocks<'a>(&self, name: &str, parts: impl Iterator<Item = &'a FileSums> + Clone) -> Result<BlockFile> {
+    pub(super) fn blocks<'a>(
+        &self,
+        name: &str,
+        parts: impl Iterator<Item = &'a FileSums> + Clone,
+    ) -> Result<BlockFile> {
         let path = self.dir.join(name);
         let bytes = parts.clone().next().map_or(0, |part| part.bytes);
         let mut sums = vec![0; bytes.div_ceil(BLOCK as u64) as usize];
@@ -182,79 +187,26 @@ impl Resumable {
         }
         BlockFile::new(&path, Written { bytes, sums })
     }
-
-    /// What this rank needs of the files of the sharded layout.
-    fn shards(&self, target: &Target<'_>) -> Result<Vec<Reading<'_>>> {
-        // A stage reads its own.
-        let tensors: Vec<(usize, usize, &Tensor)> = trainable(target.layout).collect();
-        let mut readings = Vec::new();
-        for rank in &self.ranks {
-            let Some(file) = rank.files.first() else { continue };
-            let mut wanted = Vec::new();
-            for piece in &rank.pieces {
-                let Ok(found) = tensors.binary_search_by_key(&piece.tensor, |(number, ..)| *number) else { continue };
-                let (_, unit, tensor) = tensors[found];
-                let Some(owned) = target.owned(unit) else { continue };
-                let (place, width) = (tensor.place.range(), piece.dtype.size());
-                let runs = piece.slice.runs(&tensor.whole);
-                let parts = runs.flat_map(|run| {
-                    let parts = tensor.parts_of_whole(&target.state.place, run.elements.clone());
-                    parts.map(move |part| (part.ours, run.at + part.whole - run.elements.start, part.len))
-                });
-                for (ours, at, len) in parts {
-                    let (start, end) = (place.start + ours, place.start + ours + len);
-                    let elements = start.max(owned.start)..end.min(owned.end);
-                    if elements.is_empty() {
-                        continue;
-                    }
-                    let begin = piece.at + ((at + elements.start - start) * width) as u64;
-                    let bytes = begin..begin + (elements.len() * width) as u64;
-                    append(
-                        &mut wanted,
-                        Wanted { unit, role: piece.role, elements, dtype: piece.dtype, bytes, stored: None },
-                    );
-                }
-            }
-            if !wanted.is_empty() {
-                let blocks = self.blocks(&file.name, [file].into_iter())?;
-                readings.push(Reading { blocks, header: None, wanted });
-            }
-        }
-        Ok(readings)
-    }
 }
 
 /// What a rank needs of a file.
-struct Reading<'a> {
-    blocks: BlockFile,
+pub(super) struct Reading<'a> {
+    pub blocks: BlockFile,
     /// The file's header, where its checksums are to be checked, too.
-    header: Option<Range<u64>>,
-    wanted: Vec<Wanted<'a>>,
+    pub header: Option<Range<u64>>,
+    pub wanted: Vec<Wanted<'a>>,
 }
 
 /// Elements of a file that a rank needs.
-struct Wanted<'a> {
-    unit: usize,
-    role: StateKind,
+pub(super) struct Wanted<'a> {
+    pub unit: usize,
+    pub role: StateKind,
     /// Of the unit's flat.
-    elements: Range<usize>,
-    dtype: DType,
-    bytes: Range<u64>,
+    pub elements: Range<usize>,
+    pub dtype: DType,
+    pub bytes: Range<u64>,
     /// The tensor and this rank's elements that are needed, where the file holds them in another order: then all of it is read.
-    stored: Option<(&'a Tensor, Range<usize>)>,
-}
-
-/// Appends what is wanted to a list, as a part of the last one where it continues that one in file and flat.
-fn append<'a>(list: &mut Vec<Wanted<'a>>, more: Wanted<'a>) {
-    match list.last_mut() {
-        Some(last)
-            if (last.unit, last.role, last.dtype) == (more.unit, more.role, more.dtype)
-                && (last.elements.end, last.bytes.end) == (more.elements.start, more.bytes.start) =>
-        {
-            (last.elements.end, last.bytes.end) = (more.elements.end, more.bytes.end);
-        }
-        _ => list.push(more),
-    }
+    pub stored: Option<(&'a Tensor, Range<usize>)>,
 }
 
 fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> Result<T> {
@@ -275,7 +227,7 @@ fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
     }
 }
 
-struct Target<'a> {
+pub(super) struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
     /// What the checkpoint holds.
@@ -307,8 +259,7 @@ impl Target<'_> {
     /// What this rank needs of a unit: what it owns, without padding.
     pub fn owned(&self, unit: usize) -> Option<Range<usize>> {
         let flat_shard = self.state.shards.get(unit)?.first()?.as_ref()?;
-        let end = flat_shard.owned.end.min(self.layout.units[unit].trainable().len);
-        (flat_shard.owned.start < end).then_some(flat_shard.owned.start..end)
+        overlap(&flat_shard.owned, &(0..self.layout.units[unit].trainable().len))
     }
 
     /// Checks that every element that this rank needs is in the files, and once.
@@ -350,10 +301,7 @@ impl Target<'_> {
         let mut needed: Vec<Range<usize>> = Vec::new();
         for tensor in self.layout.units[unit].tensors_of(FlatKind::Trainable) {
             let place = tensor.place.range();
-            let cut = place.start.max(owned.start)..place.end.min(owned.end);
-            if cut.is_empty() {
-                continue;
-            }
+            let Some(cut) = overlap(&place, owned) else { continue };
             for part in tensor.parts(&self.state.place, within(&cut, &place)) {
                 let (start, end) = (place.start + part.ours, place.start + part.ours + part.len);
                 match needed.last_mut() {
