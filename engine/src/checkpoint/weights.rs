@@ -7,7 +7,6 @@
 
 mod elements;
 mod error;
-mod experts;
 mod header;
 mod model;
 mod read;

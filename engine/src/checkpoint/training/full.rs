@@ -7,10 +7,11 @@
 
 use super::error::{Result, StateError};
 use super::folder::sync;
-use super::index::{FileSums, RankFiles, StateKind};
+use super::index::{FileSums, Piece, RankFiles, StateKind, trainable};
 use super::json::write_json;
 use super::load::{Reading, Resumable, Target, Wanted};
 use super::shard::file_names;
+use super::slice::Slice;
 use super::spawn;
 use crate::checkpoint::blocks::{Share, WriteOptions, Written};
 use crate::checkpoint::overlap;
@@ -20,8 +21,7 @@ use crate::compute::error::StepError;
 use crate::exec::Executor;
 use crate::formats::hf::config_text;
 use crate::mesh::{Axes, Axis, within};
-use crate::model::layers::TensorSplit;
-use crate::model::{FlatKind, Part, stored_tensors};
+use crate::model::{FlatKind, stored_tensors};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -180,14 +180,13 @@ pub(super) fn readings<'a>(from: &Resumable, target: &Target<'a>) -> Result<Vec<
 
 /// What a rank needs of a file that holds these kinds of state.
 fn wanted<'a>(file: &Checkpoint, kinds: &[StateKind], target: &Target<'a>) -> Result<Vec<Wanted<'a>>> {
-    let layout = target.layout;
-    let mut wanted = Vec::new();
-    for (unit, role) in (0..layout.units.len()).flat_map(|unit| kinds.iter().map(move |kind| (unit, *kind))) {
-        let Some(owned) = target.owned(unit) else { continue };
-        for tensor in layout.units[unit].tensors_of(FlatKind::Trainable) {
-            let place = tensor.place.range();
+    let (mut wanted, mut pieces) = (Vec::new(), Vec::new());
+    for (number, unit, tensor) in trainable(target.layout) {
+        let place = tensor.place.range();
+        let Some(cut) = target.owned(unit).and_then(|owned| overlap(&place, &owned)) else { continue };
+        for role in kinds.iter().copied() {
             let name = name_in(kinds, role, tensor.stored_name());
-            let (Some(cut), Some(info)) = (overlap(&place, &owned), file.tensor(&name)) else { continue };
+            let Some(info) = file.tensor(&name) else { continue };
             if info.shape != tensor.stored_shape() {
                 let reason = format!("{name} has the shape {:?} there", info.shape);
                 return Err(StateError::damaged(&info.file, reason));
@@ -197,19 +196,17 @@ fn wanted<'a>(file: &Checkpoint, kinds: &[StateKind], target: &Target<'a>) -> Re
             let Some(dtype) = known else {
                 return Err(StateError::damaged(&info.file, format!("{name} is stored as {:?}", info.dtype)));
             };
-            let elements = within(&cut, &place);
-            let at = |element: usize| info.begin + (element * dtype.size()) as u64;
-            // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
-            if tensor.stored.is_some() || matches!(tensor.cut, TensorSplit::RowParallel(_)) {
-                let (bytes, stored) = (at(0)..at(info.elements()), Some((tensor, elements)));
-                wanted.push(Wanted { unit, role, elements: cut, dtype, bytes, stored });
+            if tensor.stored.is_none() {
+                let slice = Slice::whole(0..info.elements());
+                pieces.push(Piece { tensor: number, role, dtype, slice, at: info.begin });
                 continue;
             }
-            for Part { ours, whole, len } in tensor.parts(&target.state.place, elements) {
-                let elements = place.start + ours..place.start + ours + len;
-                wanted.push(Wanted { unit, role, elements, dtype, bytes: at(whole)..at(whole + len), stored: None });
-            }
+            // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
+            let bytes = info.begin..info.begin + info.bytes() as u64;
+            let stored = Some((tensor, within(&cut, &place)));
+            wanted.push(Wanted { unit, role, elements: cut.clone(), dtype, bytes, stored });
         }
     }
+    wanted.extend(target.wanted(&pieces));
     Ok(wanted)
 }

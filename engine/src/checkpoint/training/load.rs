@@ -4,7 +4,7 @@
 use super::error::{Result, StateError};
 use super::folder::newest;
 use super::full;
-use super::index::{FileSums, Identity, Index, Position, RankFiles, StateKind};
+use super::index::{FileSums, Identity, Index, Piece, RankFiles, StateKind, differences, trainable};
 use super::json::{plain_names, read_index, read_json};
 use super::shard;
 use crate::checkpoint::blocks::{BLOCK, BlockFile, Share, Written, check_length};
@@ -25,8 +25,8 @@ use zbench_kernels::{DType, View};
 /// A checkpoint that was opened: its index is whole, its files are there and as long as they were, and it is of this model.
 #[derive(Debug)]
 pub struct Resumable {
-    pub(super) dir: PathBuf,
-    pub(super) index: Index,
+    pub dir: PathBuf,
+    pub index: Index,
     /// By number of the rank that wrote.
     pub(super) ranks: Vec<RankFiles>,
     pub history: History,
@@ -100,14 +100,6 @@ impl Resumable {
         Ok(Resumable { dir: dir.into(), index, ranks, history, direct })
     }
 
-    pub fn position(&self) -> &Position {
-        &self.index.position
-    }
-
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     /// Settings of the run so far that are others in `cell`, as `train.lr was 0.001`: those that its losses follow from, and not
     /// how it is split, saved or computed.
     pub fn changed(&self, cell: &Cell) -> Vec<String> {
@@ -115,12 +107,8 @@ impl Resumable {
         let sections = ["data", "train", "precision", "lora"];
         let mut changed = Vec::new();
         for section in sections {
-            let (then, now) = (self.index.cell.get(section), now.get(section));
-            let keys = then.into_iter().chain(now).filter_map(|table| table.as_object()).flat_map(|table| table.keys());
-            for key in keys.collect::<std::collections::BTreeSet<_>>() {
-                let of = |table: Option<&serde_json::Value>| table.and_then(|table| table.get(key)).cloned();
-                if of(then) != of(now) && (section, key.as_str()) != ("train", "steps") {
-                    let was = of(then).map_or("absent".to_string(), |value| value.to_string());
+            for (key, was, _) in differences(self.index.cell.get(section), now.get(section)) {
+                if (section, key.as_str()) != ("train", "steps") {
                     changed.push(format!("{section}.{key} was {was}"));
                 }
             }
@@ -133,11 +121,6 @@ impl Resumable {
         let sums = self.index.ranks.iter().flat_map(|(_, sum)| sum.to_le_bytes());
         let bytes: Vec<u8> = self.index.position.steps.to_le_bytes().into_iter().chain(sums).collect();
         crc32fast::hash(&bytes).max(1)
-    }
-
-    /// The checksum of the frozen tensors, if there were any.
-    pub fn frozen(&self) -> Option<u64> {
-        self.index.frozen
     }
 
     /// Fills this rank's trainable weights and moments. Returns the bytes read.
@@ -260,6 +243,39 @@ impl Target<'_> {
     pub fn owned(&self, unit: usize) -> Option<Range<usize>> {
         let flat_shard = self.state.shards.get(unit)?.first()?.as_ref()?;
         overlap(&flat_shard.owned, &(0..self.layout.units[unit].trainable().len))
+    }
+
+    /// What this rank needs of the pieces in a file.
+    pub fn wanted(&self, pieces: &[Piece]) -> Vec<Wanted<'static>> {
+        // A stage reads its own.
+        let tensors: Vec<(usize, usize, &Tensor)> = trainable(self.layout).collect();
+        let mut wanted: Vec<Wanted<'_>> = Vec::new();
+        for Piece { tensor, role, dtype, slice, at } in pieces {
+            let (role, dtype) = (*role, *dtype);
+            let Ok(found) = tensors.binary_search_by_key(tensor, |(number, ..)| *number) else { continue };
+            let (_, unit, tensor) = tensors[found];
+            let Some(owned) = self.owned(unit) else { continue };
+            for run in slice.runs(&tensor.whole) {
+                for part in tensor.parts_of_whole(&self.state.place, run.elements.clone()) {
+                    let start = tensor.place.start + part.ours;
+                    let Some(elements) = overlap(&(start..start + part.len), &owned) else { continue };
+                    let skipped = run.at + part.whole - run.elements.start + elements.start - start;
+                    let begin = at + (skipped * dtype.size()) as u64;
+                    let bytes = begin..begin + (elements.len() * dtype.size()) as u64;
+                    match wanted.last_mut() {
+                        // It continues the last one in file and flat.
+                        Some(last)
+                            if (last.unit, last.role, last.dtype) == (unit, role, dtype)
+                                && (last.elements.end, last.bytes.end) == (elements.start, bytes.start) =>
+                        {
+                            (last.elements.end, last.bytes.end) = (elements.end, bytes.end);
+                        }
+                        _ => wanted.push(Wanted { unit, role, elements, dtype, bytes, stored: None }),
+                    }
+                }
+            }
+        }
+        wanted
     }
 
     /// Checks that every element that this rank needs is in the files, and once.

@@ -2,9 +2,9 @@
 
 use super::error::{Result, StateError};
 use super::folder::sync;
-use super::index::{FORMAT, FileSums, Piece, RankFiles, StateKind, trainable};
+use super::index::{FORMAT, FileSums, Piece, RankFiles, StateKind};
 use super::json::write_json;
-use super::load::{Reading, Resumable, Target, Wanted};
+use super::load::{Reading, Resumable, Target};
 use super::slice::Slice;
 use super::spawn;
 use crate::checkpoint::blocks::{ALIGNMENT, BlockWriter, WriteOptions};
@@ -275,50 +275,15 @@ impl Shard {
 }
 
 /// What a rank needs of the files of this layout.
-pub(super) fn readings<'a>(from: &Resumable, target: &Target<'a>) -> Result<Vec<Reading<'a>>> {
-    // A stage reads its own.
-    let tensors: Vec<(usize, usize, &Tensor)> = trainable(target.layout).collect();
+pub(super) fn readings<'a>(from: &Resumable, target: &Target<'_>) -> Result<Vec<Reading<'a>>> {
     let mut readings = Vec::new();
-    for rank in &from.ranks {
-        let Some(file) = rank.files.first() else { continue };
-        let mut wanted = Vec::new();
-        for piece in &rank.pieces {
-            let Ok(found) = tensors.binary_search_by_key(&piece.tensor, |(number, ..)| *number) else { continue };
-            let (_, unit, tensor) = tensors[found];
-            let Some(owned) = target.owned(unit) else { continue };
-            let (place, width) = (tensor.place.range(), piece.dtype.size());
-            let runs = piece.slice.runs(&tensor.whole);
-            let parts = runs.flat_map(|run| {
-                let parts = tensor.parts_of_whole(&target.state.place, run.elements.clone());
-                parts.map(move |part| (part.ours, run.at + part.whole - run.elements.start, part.len))
-            });
-            for (ours, at, len) in parts {
-                let start = place.start + ours;
-                let Some(elements) = overlap(&(start..start + len), &owned) else { continue };
-                let begin = piece.at + ((at + elements.start - start) * width) as u64;
-                let bytes = begin..begin + (elements.len() * width) as u64;
-                append(
-                    &mut wanted,
-                    Wanted { unit, role: piece.role, elements, dtype: piece.dtype, bytes, stored: None },
-                );
-            }
-        }
+    for RankFiles { files, pieces } in &from.ranks {
+        let Some(file) = files.first() else { continue };
+        let wanted = target.wanted(pieces);
         if !wanted.is_empty() {
             let blocks = from.blocks(&file.name, [file].into_iter())?;
             readings.push(Reading { blocks, header: None, wanted });
         }
     }
     Ok(readings)
-}
-/// Appends what is wanted to a list, as a part of the last one where it continues that one in file and flat.
-fn append<'a>(list: &mut Vec<Wanted<'a>>, more: Wanted<'a>) {
-    match list.last_mut() {
-        Some(last)
-            if (last.unit, last.role, last.dtype) == (more.unit, more.role, more.dtype)
-                && (last.elements.end, last.bytes.end) == (more.elements.start, more.bytes.start) =>
-        {
-            (last.elements.end, last.bytes.end) = (more.elements.end, more.bytes.end);
-        }
-        _ => list.push(more),
-    }
 }
