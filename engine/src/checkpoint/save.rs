@@ -67,8 +67,8 @@ impl Executor<'_> {
     ) -> Result<(), SaveError> {
         let mut tensors = model_tensors(&self.context.plan.layout);
         tensors.retain(|(name, _)| merger.is_none() || !is_adapter(name));
-        let mut files = (self.context.number == 0).then(|| create_model(dir, tensors, options)).transpose()?;
-        let mut result = Ok(());
+        let created = (self.context.number == 0).then(|| create_model(dir, tensors, options)).transpose();
+        let (mut files, mut result) = created.map_or_else(|error| (None, Err(error)), |files| (files, Ok(())));
         // Every rank goes through all units, whatever the disk of rank 0 says.
         self.export_weights(|name, shape, values| {
             let Some(files) = files.as_mut().filter(|_| result.is_ok()) else { return };
@@ -76,9 +76,10 @@ impl Executor<'_> {
                 Some(merger) => merger.take(name, shape, values),
                 None => Some(values.into()),
             };
-            result = values.map_or(Ok(()), |values| files.take(&values));
+            let taken = values.map_or(Ok(()), |values| files.take(&values));
+            result = taken.map_err(|error| CheckpointError::from(error).into());
         })?;
-        result.map_err(CheckpointError::from)?;
+        result?;
         let config = || config_text(&self.context.cell.model, options.dtype);
         files.map_or(Ok(()), |files| finish_model(files, dir, &config()))
     }
