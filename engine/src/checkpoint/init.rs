@@ -248,7 +248,7 @@ impl<'a> Filler<'a> {
         match tensor.init {
             Init::NormsOf(place) => {
                 let matrix = unit.tensors.iter().find(|tensor| tensor.place == place);
-                let matrix = matrix.ok_or_else(|| StepError::Bug("norms of a tensor that is not there"))?;
+                let matrix = matrix.ok_or(StepError::Bug("norms of a tensor that is not there"))?;
                 self.norms_of(unit, matrix, range, dst)
             }
             _ => Ok(draw(self.res.kernels, self.inputs.cell.train.seed, tensor, range, dst)?),
