@@ -81,7 +81,7 @@ fn trained(rank: &mut Rank<'_>, saver: &mut Saver, cell: &Cell) -> std::result::
     let mut ms = Vec::with_capacity(cell.train.steps);
     for step in 0..cell.train.untimed_steps + cell.train.steps {
         let begin = Instant::now();
-        saver.step(rank).map_err(step_error)?;
+        saver.step(rank, &mut |_, _| Ok(None)).map_err(step_error)?;
         if step >= cell.train.untimed_steps {
             ms.push(begin.elapsed().as_secs_f64() * 1e3);
         }
@@ -140,7 +140,7 @@ pub fn save_async(cell: &Cell, dir: &Path) -> Result<Written<AsyncSave>> {
             if !gate.goes_on(steps) {
                 break;
             }
-            let done = saver.step(rank).map_err(step_error)?;
+            let done = saver.step(rank, &mut |_, _| Ok(None)).map_err(step_error)?;
             (saved, steps) = (done.into_iter().next_back(), steps + 1);
         }
         let elapsed = begin.elapsed().as_secs_f64() * 1e3;

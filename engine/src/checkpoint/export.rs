@@ -25,7 +25,7 @@ impl Executor<'_> {
         for (unit, spec) in plan.layout.units.iter().enumerate() {
             for part in FlatKind::ALL {
                 if let Some(whole) = self.gather_of_model(&arena, unit, part, StateKind::Weights)? {
-                    self.hand_over_of(spec, part, &whole, true, &mut take)?;
+                    self.hand_over(spec, part, &whole, true, &mut take)?;
                 }
             }
         }
@@ -69,13 +69,7 @@ impl Executor<'_> {
 
     /// Gathers the weights or a moment of one flat, in f32 or, of a quantised flat, as it is kept; `None` where there is
     /// none. A collective call.
-    pub(crate) fn gather(
-        &mut self,
-        arena: &Arena,
-        unit: usize,
-        part: FlatKind,
-        role: StateKind,
-    ) -> Result<Option<Buffer>> {
+    fn gather(&mut self, arena: &Arena, unit: usize, part: FlatKind, role: StateKind) -> Result<Option<Buffer>> {
         let Executor { context, state, params, optimizer, .. } = self;
         if state.shards[unit][part as usize].is_none() {
             return Ok(None);
@@ -109,25 +103,14 @@ impl Executor<'_> {
             self.context.kernels.scale(mean, wide.view_mut())?;
             let whole = self.whole(self.context.arena(), wide, self.state.sharding.optimizer, &flat_shard)?;
             let whole = self.of_tensor_ranks(self.context.arena(), whole)?;
-            self.hand_over(unit, FlatKind::Trainable, &whole, false, &mut take)?;
+            let spec = &self.context.stage_plan.layout.units[unit];
+            self.hand_over(spec, FlatKind::Trainable, &whole, false, &mut take)?;
         }
         Ok(())
     }
 
-    /// Hands the tensors of a flat over as a checkpoint holds them. Weights may be stored shifted; gradients are not.
+    /// Hands the tensors of a gathered flat over as a checkpoint holds them. Weights may be stored shifted; gradients are not.
     pub(crate) fn hand_over(
-        &self,
-        unit: usize,
-        part: FlatKind,
-        whole: &Buffer,
-        shifted: bool,
-        take: Take<'_>,
-    ) -> Result<()> {
-        self.hand_over_of(&self.context.stage_plan.layout.units[unit], part, whole, shifted, take)
-    }
-
-    /// The same of a unit of the whole model.
-    pub(crate) fn hand_over_of(
         &self,
         unit: &Unit,
         part: FlatKind,
@@ -181,7 +164,7 @@ impl Executor<'_> {
     }
 
     /// Gathers a flat whose parts are split as `split` says.
-    pub(crate) fn whole(&self, arena: &Arena, own: Buffer, split: Axes, of: &FlatShard) -> Result<Buffer> {
+    fn whole(&self, arena: &Arena, own: Buffer, split: Axes, of: &FlatShard) -> Result<Buffer> {
         let dtype = own.dtype();
         let alloc = |len| arena.alloc(Category::Workspace, dtype, len);
         let comms = &self.context.comms;

@@ -6,6 +6,7 @@ mod packed;
 mod stock;
 
 use crate::checkpoint::inputs::Inputs;
+use crate::checkpoint::overlap;
 use crate::checkpoint::weights::CheckpointError;
 use crate::compute::error::{Result, StepError};
 use crate::exec::Executor;
@@ -83,7 +84,7 @@ impl<'a> Filler<'a> {
         for (unit, spec) in self.layout.units.iter().enumerate() {
             params.open(self.res, unit)?;
             optimizer.open(self.res, unit)?;
-            let mut wanted = self.wanted(spec);
+            let (mut wanted, comm) = (self.wanted(spec).into_iter(), self.res.comms.data());
             for part in FlatKind::ALL {
                 // What trains comes from the training checkpoint, if the run goes on from one.
                 if !self.fills(part) {
@@ -103,10 +104,12 @@ impl<'a> Filler<'a> {
                 }
                 let bytes = target.len() * target.dtype().size();
                 for tensor in spec.tensors_of(part) {
-                    let brought = self.bring(&mut wanted)?;
+                    let source = wanted.next().flatten();
+                    if let Some((stock, name)) = source.as_ref().and_then(|source| self.stock(source)) {
+                        stock.bring(name, comm)?;
+                    }
                     let span = tensor.place.range();
-                    let cut = span.start.max(flat_shard.owned.start)..span.end.min(flat_shard.owned.end);
-                    if !cut.is_empty() {
+                    if let Some(cut) = overlap(&span, &flat_shard.owned) {
                         let dst = target.slice_mut(within(&cut, &flat_shard.owned));
                         let range = within(&cut, &span);
                         match tensor.packed {
@@ -114,7 +117,11 @@ impl<'a> Filler<'a> {
                             None => self.tensor(spec, tensor, range, dst)?,
                         }
                     }
-                    self.give_back(brought, &wanted);
+                    // It is kept where another tensor is read from it, too.
+                    let last = source.filter(|last| !wanted.as_slice().iter().flatten().any(|next| next == last));
+                    if let Some((stock, name)) = last.as_ref().and_then(|source| self.stock(source)) {
+                        stock.give_back(name);
+                    }
                 }
                 self.account.keeps(bytes);
                 if let (FlatKind::Trainable, Some(master)) = (part, optimizer.master_mut(unit)) {
@@ -133,49 +140,27 @@ impl<'a> Filler<'a> {
         part != FlatKind::Trainable || self.inputs.resume.is_none()
     }
 
-    /// What each of a unit's tensors, in the order of filling, is read from, where that must be brought. The last comes first.
+    /// What each of a unit's tensors, in the order of filling, is read from, where that comes from rank 0.
     fn wanted(&self, unit: &Unit) -> Vec<Option<Wanted>> {
         let wire = |stock: &Option<Stock<'_>>| stock.as_ref().is_some_and(Stock::is_wire);
         if !wire(&self.model) && !wire(&self.adapters) {
             return Vec::new();
         }
-        let parts = FlatKind::ALL.into_iter().rev().filter(|part| self.fills(*part));
-        let tensors = parts.flat_map(|part| unit.tensors_of(part).collect::<Vec<_>>().into_iter().rev());
-        tensors
-            .map(|tensor| {
-                let source = match (self.source(tensor), tensor.init) {
-                    (None, Init::NormsOf(place)) => unit.tensors.iter().find(|of| of.place == place),
-                    _ => Some(tensor),
-                };
-                let source = source?;
-                let (_, name) = self.source(source)?;
-                Some(Wanted { in_checkpoint: source.in_checkpoint, name })
-            })
-            .collect()
+        let tensors = FlatKind::ALL.into_iter().filter(|part| self.fills(*part)).flat_map(|part| unit.tensors_of(part));
+        let wanted = tensors.map(|tensor| {
+            let source = match (self.source(tensor), tensor.init) {
+                (None, Init::NormsOf(place)) => unit.tensors.iter().find(|of| of.place == place)?,
+                _ => tensor,
+            };
+            let (_, name) = self.source(source)?;
+            Some(Wanted { in_checkpoint: source.in_checkpoint, name })
+        });
+        wanted.collect()
     }
 
-    /// Receives the stored tensor that the next tensor is read from.
-    fn bring(&mut self, wanted: &mut Vec<Option<Wanted>>) -> Result<Option<Wanted>> {
-        let Some(next) = wanted.pop().flatten() else { return Ok(None) };
-        let comm = self.res.comms.data();
-        if let Some(stock) = self.stock(&next) {
-            stock.bring(&next.name, comm)?;
-        }
-        Ok(Some(next))
-    }
-
-    /// Frees the stored tensor that the last tensor was read from, unless another is read from it.
-    fn give_back(&mut self, last: Option<Wanted>, wanted: &[Option<Wanted>]) {
-        let last = last.filter(|last| !wanted.iter().flatten().any(|next| next == last));
-        if let Some(last) = last
-            && let Some(stock) = self.stock(&last)
-        {
-            stock.give_back(&last.name);
-        }
-    }
-
-    fn stock(&mut self, of: &Wanted) -> Option<&mut Stock<'a>> {
-        if of.in_checkpoint { self.model.as_mut() } else { self.adapters.as_mut() }
+    fn stock<'n>(&mut self, of: &'n Wanted) -> Option<(&mut Stock<'a>, &'n str)> {
+        let stock = if of.in_checkpoint { self.model.as_mut() } else { self.adapters.as_mut() };
+        Some((stock?, &of.name))
     }
 
     /// Where a tensor's elements are stored; `None` if they are drawn.
@@ -263,7 +248,7 @@ impl<'a> Filler<'a> {
         match tensor.init {
             Init::NormsOf(place) => {
                 let matrix = unit.tensors.iter().find(|tensor| tensor.place == place);
-                let matrix = matrix.ok_or_else(|| StepError::Bug("norms of a tensor that is not there"))?;
+                let matrix = matrix.ok_or(StepError::Bug("norms of a tensor that is not there"))?;
                 self.norms_of(unit, matrix, range, dst)
             }
             _ => Ok(draw(self.res.kernels, self.inputs.cell.train.seed, tensor, range, dst)?),

@@ -5,12 +5,13 @@ mod fresh;
 
 pub use fresh::save_fresh;
 
-use crate::checkpoint::export::Take;
-use crate::checkpoint::weights::{CheckpointError, write_safetensors};
+use crate::checkpoint::tensor_files::{Named, Outline, TensorFiles, index_text, model_tensors};
+use crate::checkpoint::weights::CheckpointError;
 use crate::compute::error::StepError;
 use crate::exec::Executor;
-use crate::formats::hf::{config_text, weights_file, weights_index};
-use serde_json::{Map, json};
+use crate::formats::hf::config_text;
+use crate::model::is_adapter;
+use adapters::Merger;
 use std::path::{Path, PathBuf};
 use zbench_kernels::DType;
 
@@ -54,104 +55,57 @@ impl Executor<'_> {
     /// Writes the weights into `dir`, which is made if it is not there. A collective call: every rank takes part, rank 0
     /// writes. Adapters have their own names in the files; [`Executor::save_merged`] writes a model without any.
     pub fn save_model(&mut self, dir: &Path, options: SaveOptions) -> Result<(), SaveError> {
-        self.write_model(dir, options, |name, shape, values, give| give(name, shape, values))
+        self.write_model(dir, options, None)
     }
 
-    /// Writes what `change` makes of the weights.
+    /// Writes the weights, into which the adapters are merged if there is a merger.
     fn write_model(
         &mut self,
         dir: &Path,
         options: SaveOptions,
-        mut change: impl FnMut(&str, &[usize], &[f32], Take<'_>),
+        mut merger: Option<Merger<'_>>,
     ) -> Result<(), SaveError> {
-        let mut files = (self.context.number == 0).then(|| Files::create(dir, options)).transpose()?;
+        let mut tensors = model_tensors(&self.context.plan.layout);
+        tensors.retain(|(name, _)| merger.is_none() || !is_adapter(name));
+        let created = (self.context.number == 0).then(|| create_model(dir, tensors, options)).transpose();
+        let (mut files, mut result) = created.map_or_else(|error| (None, Err(error)), |files| (files, Ok(())));
         // Every rank goes through all units, whatever the disk of rank 0 says.
         self.export_weights(|name, shape, values| {
-            if let Some(files) = &mut files {
-                change(name, shape, values, &mut |name, shape, values| files.take(name, shape, values));
-            }
+            let Some(files) = files.as_mut().filter(|_| result.is_ok()) else { return };
+            let values = match &mut merger {
+                Some(merger) => merger.take(name, shape, values),
+                None => Some(values.into()),
+            };
+            let taken = values.map_or(Ok(()), |values| files.take(&values));
+            result = taken.map_err(|error| CheckpointError::from(error).into());
         })?;
-        let Some(files) = files else { return Ok(()) };
-        files.finish()?;
-        put(&dir.join("config.json"), config_text(&self.context.cell.model, options.dtype).as_bytes())
+        result?;
+        let config = || config_text(&self.context.cell.model, options.dtype);
+        files.map_or(Ok(()), |files| finish_model(files, dir, &config()))
     }
 }
 
-/// The files as they fill. What is complete is written under a passing name: how many there are is known at the end.
-struct Files<'a> {
-    dir: &'a Path,
-    options: SaveOptions,
-    held: Vec<(String, Vec<usize>, Vec<f32>)>,
-    bytes: u64,
-    /// Names of the tensors in each file that is complete.
-    parts: Vec<Vec<String>>,
-    failed: Option<SaveError>,
+/// Creates the files of a model's weights in `dir`, which is made if it is not there.
+fn create_model(dir: &Path, tensors: Vec<Named>, options: SaveOptions) -> Result<TensorFiles, SaveError> {
+    std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
+    let outlines = Outline::of_model(tensors, options.dtype, options.shard_bytes);
+    Ok(TensorFiles::create_hidden(dir, outlines).map_err(CheckpointError::from)?)
 }
 
-impl Files<'_> {
-    /// The files of a model in `dir`, which is made if it is not there.
-    fn create(dir: &Path, options: SaveOptions) -> Result<Files<'_>, SaveError> {
-        std::fs::create_dir_all(dir).map_err(|source| SaveError::Io { path: dir.into(), source })?;
-        Ok(Files { dir, options, held: Vec::new(), bytes: 0, parts: Vec::new(), failed: None })
+/// Gives the files their names, and writes the index where there are several, and `config.json`.
+fn finish_model(files: TensorFiles, dir: &Path, config: &str) -> Result<(), SaveError> {
+    let written = files.finish().map_err(CheckpointError::from)?;
+    let (single, index) = (dir.join("model.safetensors"), dir.join("model.safetensors.index.json"));
+    // What an earlier run left would be opened in place of this one's.
+    let stale = if written.len() == 1 { &index } else { &single };
+    if stale.exists() {
+        std::fs::remove_file(stale).map_err(|source| SaveError::Io { path: stale.clone(), source })?;
     }
-
-    fn take(&mut self, name: &str, shape: &[usize], values: &[f32]) {
-        let bytes = (values.len() * self.options.dtype.size()) as u64;
-        if self.bytes + bytes > self.options.shard_bytes && !self.held.is_empty() {
-            self.flush();
-        }
-        if self.failed.is_none() {
-            self.held.push((name.into(), shape.into(), values.into()));
-            self.bytes += bytes;
-        }
+    if written.len() > 1 {
+        let total = written.iter().map(|(_, written)| written.bytes).sum();
+        put(&index, index_text(total, written.iter().map(|(outline, _)| outline)).as_bytes())?;
     }
-
-    fn passing(&self, part: usize) -> PathBuf {
-        self.dir.join(format!("model-{:05}.safetensors.part", part + 1))
-    }
-
-    fn flush(&mut self) {
-        let held = std::mem::take(&mut self.held);
-        self.bytes = 0;
-        if self.failed.is_some() {
-            return;
-        }
-        let tensors: Vec<_> =
-            held.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
-        match write_safetensors(&self.passing(self.parts.len()), &tensors, self.options.dtype) {
-            Ok(()) => self.parts.push(held.into_iter().map(|(name, ..)| name).collect()),
-            Err(error) => self.failed = Some(error.into()),
-        }
-    }
-
-    /// Gives the files their names, and writes the index where there are several.
-    fn finish(mut self) -> Result<(), SaveError> {
-        self.flush();
-        if let Some(error) = self.failed.take() {
-            (0..self.parts.len()).for_each(|part| drop(std::fs::remove_file(self.passing(part))));
-            return Err(error);
-        }
-        let count = self.parts.len();
-        let (single, index) = (self.dir.join("model.safetensors"), self.dir.join("model.safetensors.index.json"));
-        // What an earlier run left would be opened in place of this one's.
-        let stale = if count == 1 { &index } else { &single };
-        if stale.exists() {
-            std::fs::remove_file(stale).map_err(|source| SaveError::Io { path: stale.clone(), source })?;
-        }
-        let (mut map, mut total) = (Map::new(), 0);
-        for (part, names) in self.parts.iter().enumerate() {
-            let file = weights_file(part, count);
-            let path = self.dir.join(&file);
-            std::fs::rename(self.passing(part), &path)
-                .map_err(|source| SaveError::Io { path: path.clone(), source })?;
-            total += std::fs::metadata(&path).map_or(0, |data| data.len());
-            map.extend(names.iter().map(|name| (name.clone(), json!(file))));
-        }
-        if count == 1 {
-            return Ok(());
-        }
-        put(&index, weights_index(total, map).as_bytes())
-    }
+    put(&dir.join("config.json"), config.as_bytes())
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {

@@ -7,7 +7,6 @@
 
 mod elements;
 mod error;
-mod experts;
 mod header;
 mod model;
 mod read;
@@ -17,7 +16,6 @@ pub(crate) use elements::{decoder, encode, stored_type};
 pub use error::CheckpointError;
 pub use model::note_of_untied_head;
 pub use safetensors::Dtype as StoredType;
-pub(crate) use write::header_bytes;
 pub use write::write_safetensors;
 
 use crate::formats::files;

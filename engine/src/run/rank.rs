@@ -58,7 +58,7 @@ fn resume(inputs: &Inputs<'_>, executor: &mut Executor<'_>) -> Result<Option<Res
         .load(&context.stage_plan.layout, state, context.resources(), params, optimizer)
         .map_err(|error| StepError::Input(error.to_string()))?;
     let ms = begin.elapsed().as_secs_f64() * 1e3;
-    let (position, dir, history) = (*from.position(), from.dir(), from.history.clone());
+    let (position, dir, history) = (from.index.position, &from.dir, from.history.clone());
     let step = position.steps;
     info!(target: "zbench::checkpoint", step, dir = %dir.display(), bytes, seconds = ms / 1e3, "checkpoint is loaded, the run goes on from it");
     executor.progress = Progress { steps: step, updates: position.updates, samples: position.samples };

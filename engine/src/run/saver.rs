@@ -2,12 +2,11 @@
 //! checkpoint when all ranks are known to have written theirs.
 
 use crate::checkpoint::training::{
-    Folder, Identity, Index, RankFiles, Result, Resumable, Shard, StateError, StateKind, file_names, full, part_dir,
-    read_json, spawn, write_json,
+    Folder, Identity, Index, RankFiles, Result, Resumable, StateError, file_names, full, part_dir, read_json, shard,
+    spawn, write_json,
 };
 use crate::compute::error::StepError;
 use crate::config::{SaveLayout, Saving};
-use crate::exec::Executor;
 use crate::observe::outcome::{Evaluated, History, Saved, Step};
 use crate::run::rank::Rank;
 use std::path::PathBuf;
@@ -57,9 +56,9 @@ impl Saver {
     pub fn new(rank: &mut Rank<'_>) -> Result<Option<Saver>> {
         let Some(saving) = rank.inputs.cell.checkpoint.as_deref().cloned() else { return Ok(None) };
         // Only what lies in this folder is this run's own past.
-        let own = |from: &&Resumable| from.dir().parent() == Some(saving.dir.as_path());
-        let resumed = rank.inputs.resume.map(|from| from.position().steps);
-        let past = rank.inputs.resume.filter(own).map(|from| from.position().steps);
+        let own = |from: &&Resumable| from.dir.parent() == Some(saving.dir.as_path());
+        let resumed = rank.inputs.resume.map(|from| from.index.position.steps);
+        let past = rank.inputs.resume.filter(own).map(|from| from.index.position.steps);
         let folder = if rank.number() == 0 { Some(Arc::new(Folder::take(&saving.dir, past)?)) } else { None };
         // Nobody writes before rank 0 has cleared the folder, and nobody trains on from another checkpoint than the others.
         let marks = rank.executor.of_all(&[rank.inputs.resume.map_or(0, Resumable::mark)])?;
@@ -72,20 +71,12 @@ impl Saver {
         let identity = Identity::new(rank.inputs.cell, &rank.inputs.plan.layout);
         let frozen = rank.executor.frozen_digest()?;
         if let Some(from) = rank.inputs.resume
-            && from.frozen() != frozen
+            && from.index.frozen != frozen
         {
             let reason = "the weights that do not train are others (model.path, train.seed, precision or lora.base)";
-            return Err(StateError::OtherModel { dir: from.dir().into(), reason: reason.into() });
+            return Err(StateError::OtherModel { dir: from.dir.clone(), reason: reason.into() });
         }
         Ok(Some(Saver { saving, folder, identity, frozen, under_way: None, begun: false, history, last: resumed }))
-    }
-
-    /// A step of training, and a checkpoint where one is due. All ranks call it.
-    ///
-    /// # Errors
-    /// The step failed, or a checkpoint was not written.
-    pub fn step(&mut self, rank: &mut Rank<'_>) -> Result<Vec<Saved>> {
-        self.step_then(rank, &mut |_, _| Ok(None))
     }
 
     /// A step of training, then `after` (an evaluation, say), and a checkpoint of both where one is due.
@@ -93,7 +84,7 @@ impl Saver {
     ///
     /// # Errors
     /// The step or what is behind it failed, or a checkpoint was not written.
-    pub fn step_then(&mut self, rank: &mut Rank<'_>, after: &mut After<'_>) -> Result<Vec<Saved>> {
+    pub fn step(&mut self, rank: &mut Rank<'_>, after: &mut After<'_>) -> Result<Vec<Saved>> {
         rank.executor.local_flags.written = self.has_written()?;
         let step = rank.step()?;
         let all_written = rank.executor.global_flags.written;
@@ -102,7 +93,19 @@ impl Saver {
             self.history.steps.push(step);
         }
         self.evaluated(evaluated);
-        self.after_step(rank, all_written)
+        let mut saved = Vec::new();
+        if all_written {
+            self.begin_commit()?;
+        }
+        if let Some(UnderWay { commit: Some(commit), .. }) = &self.under_way
+            && commit.is_finished()
+        {
+            saved.extend(self.end_commit(rank)?);
+        }
+        if self.saving.every > 0 && rank.executor.progress.steps.is_multiple_of(self.saving.every) {
+            saved.extend(self.save(rank)?);
+        }
+        Ok(saved)
     }
 
     /// Takes an evaluation into the run's history.
@@ -121,24 +124,6 @@ impl Saver {
         }
         under_way.join_part()?;
         Ok(true)
-    }
-
-    /// What is to be done after a step; `all_written` is what the ranks have told each other in it.
-    fn after_step(&mut self, rank: &mut Rank<'_>, all_written: bool) -> Result<Vec<Saved>> {
-        let mut saved = Vec::new();
-        if all_written {
-            self.begin_commit()?;
-        }
-        if let Some(under_way) = &self.under_way
-            && under_way.commit.as_ref().is_some_and(JoinHandle::is_finished)
-        {
-            saved.extend(self.end_commit(rank)?);
-        }
-        let due = self.saving.every > 0 && rank.executor.progress.steps.is_multiple_of(self.saving.every);
-        if due {
-            saved.extend(self.save(rank)?);
-        }
-        Ok(saved)
     }
 
     /// A checkpoint of now, unless there is one; if it is not to be written while training goes on, it is complete when this
@@ -199,13 +184,7 @@ impl Saver {
         let place = (dir, rank.number(), self.saving.direct);
         rank.executor.stall = Duration::ZERO;
         let (copied, part) = match self.saving.layout {
-            SaveLayout::Sharded => {
-                let Executor { context, state, params, optimizer, delayed, .. } = &mut rank.executor;
-                let layout = &context.stage_plan.layout;
-                let kinds = StateKind::all(delayed.is_some());
-                let shard = Shard::take(state, layout, context.resources(), params, optimizer, kinds, place)?;
-                (shard.copied(), spawn(move || shard.write())?)
-            }
+            SaveLayout::Sharded => shard::start(&mut rank.executor, place)?,
             SaveLayout::Full => full::start(&mut rank.executor, place)?,
         };
         (self.last, self.begun) = (Some(rank.executor.progress.steps), true);

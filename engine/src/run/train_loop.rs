@@ -107,7 +107,7 @@ fn all(rank: &mut Rank<'_>, control: Control<'_>) -> Result<Report, StepError> {
             Ok(evaluated)
         };
         let saved = match &mut saver {
-            Some(saver) => match saver.step_then(rank, &mut after) {
+            Some(saver) => match saver.step(rank, &mut after) {
                 Err(StateError::Step(error @ StepError::Worse(_))) => {
                     // All ranks come here in the same step; what was saved before is to be had.
                     voice.saved(saver.finish(rank).map_err(said)?);

@@ -18,7 +18,6 @@ mod link;
 mod loading;
 pub mod offload;
 mod offload_cuda;
-mod old_checkpoints;
 mod pace;
 mod parity;
 mod parity_bounds;

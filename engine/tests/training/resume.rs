@@ -5,7 +5,7 @@ use crate::training::support::*;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use zbench_engine::checkpoint::training::{Digest, StateError, checkpoints, newest, step_dir};
+use zbench_engine::checkpoint::training::{Digest, Resumable, StateError, checkpoints, newest, step_dir};
 use zbench_engine::compute::error::StepError;
 use zbench_engine::config::*;
 use zbench_engine::observe::outcome::{Happening, Step};
@@ -399,6 +399,41 @@ pub fn forged(path: &Path, change: impl FnOnce(&mut serde_json::Value)) -> u32 {
     let sum = crc32fast::hash(of.as_bytes());
     std::fs::write(path, format!("{{\"crc32\": {sum}, \"of\":\n{of}\n}}\n")).unwrap();
     sum
+}
+
+#[test]
+fn another_version_of_the_format_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cell = saved(on(six_steps(), Strategy::Ddp, 1, 1), saving(dir.path()));
+    course(&cell);
+    cell.train.steps = 8;
+    for version in [0, 1, 3] {
+        forged(&step_dir(dir.path(), 6).join("index.json"), |index| index["version"] = version.into());
+        let reason = try_course(&cell, None).err().unwrap();
+        assert!(reason.contains(&format!("in version {version} of the format, and this zbench reads 2")), "{reason}");
+        assert!(reason.contains("version 1: commit 1282bac3"), "{reason}");
+    }
+}
+
+/// A checkpoint without `lr_steps` has the rates of from-one, and a cell with other rates is refused.
+#[test]
+fn a_run_of_other_rates_does_not_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cell = saved(on(six_steps(), Strategy::Ddp, 1, 1), saving(dir.path()));
+    cell.train.lr_steps = CourseSteps::FromOne;
+    course(&cell);
+    let without =
+        |index: &mut serde_json::Value| drop(index["cell"]["train"].as_object_mut().unwrap().remove("lr_steps"));
+    forged(&step_dir(dir.path(), 6).join("index.json"), without);
+    let opened = |change: &dyn Fn(&mut Train)| {
+        let mut cell = cell.clone();
+        change(&mut cell.train);
+        Resumable::find(&cell, &plan(&cell).layout).map(|found| found.is_some()).map_err(|error| error.to_string())
+    };
+    assert_eq!(opened(&|_| {}), Ok(true));
+    assert_eq!(opened(&|train| (train.lr_schedule, train.lr_warmup_steps) = (Schedule::Constant, 0)), Ok(true));
+    let refused = opened(&|train| train.lr_steps = CourseSteps::Transformers).unwrap_err();
+    assert!(refused.contains("train.lr_steps = \"from-one\""), "{refused}");
 }
 
 #[test]

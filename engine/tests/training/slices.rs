@@ -1,7 +1,6 @@
 //! Checkpoints as slices of tensors: any ranks load what any ranks wrote, whatever form the slices have; what files say of them
 //! is checked before it is used.
 
-use crate::training::old_checkpoints::{fixture, version_1};
 use crate::training::resume::{
     below, course, files, forged, rewritten, saved, saving, six_steps, try_course, try_loaded,
 };
@@ -166,14 +165,6 @@ fn whatever_files_say_no_run_panics_or_loads_other_elements() {
         let digest = course(&first).digest;
         assert_trusts_nothing(&step_dir(dir.path(), 2), &cell, digest, &mut next);
     }
-    let (cell, loaded) = version_1();
-    let dir = tempfile::tempdir().unwrap();
-    let copy = dir.path().join("step-00000002");
-    std::fs::create_dir(&copy).unwrap();
-    for path in files(&fixture("v1-f32").join("step-00000002")) {
-        std::fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
-    }
-    assert_trusts_nothing(&copy, &cell, loaded, &mut next);
 }
 
 fn assert_trusts_nothing(checkpoint: &Path, cell: &Cell, digest: Digest, next: &mut impl FnMut(usize) -> usize) {

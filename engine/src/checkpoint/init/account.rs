@@ -6,13 +6,9 @@ use std::time::Instant;
 
 pub(super) struct Account {
     since: Instant,
-    /// Bytes written into shards and master weights.
-    kept: Cell<u64>,
-    /// Bytes held beside them at the moment.
+    /// Bytes held beside what is kept, at the moment.
     held: Cell<u64>,
-    peak: Cell<u64>,
-    read: Cell<u64>,
-    received: Cell<u64>,
+    loaded: Cell<Loaded>,
 }
 
 /// Bytes that are held until this is dropped.
@@ -23,8 +19,7 @@ pub(super) struct Held<'a> {
 
 impl Account {
     pub(super) fn new() -> Account {
-        let [kept, held, peak, read, received] = [(); 5].map(|()| Cell::new(0));
-        Account { since: Instant::now(), kept, held, peak, read, received }
+        Account { since: Instant::now(), held: Cell::new(0), loaded: Cell::default() }
     }
 
     /// Counts as many elements of `T` as held.
@@ -36,7 +31,7 @@ impl Account {
 
     pub(super) fn takes(&self, bytes: u64) {
         self.held.set(self.held.get() + bytes);
-        self.see();
+        self.count(|_| ());
     }
 
     pub(super) fn gives(&self, bytes: u64) {
@@ -44,30 +39,26 @@ impl Account {
     }
 
     pub(super) fn keeps(&self, bytes: usize) {
-        self.kept.set(self.kept.get() + bytes as u64);
-        self.see();
+        self.count(|loaded| loaded.kept_bytes += bytes as u64);
     }
 
     pub(super) fn reads(&self, bytes: usize) {
-        self.read.set(self.read.get() + bytes as u64);
+        self.count(|loaded| loaded.read_bytes += bytes as u64);
     }
 
     pub(super) fn receives(&self, bytes: usize) {
-        self.received.set(self.received.get() + bytes as u64);
+        self.count(|loaded| loaded.received_bytes += bytes as u64);
     }
 
-    fn see(&self) {
-        self.peak.set(self.peak.get().max(self.kept.get() + self.held.get()));
+    fn count(&self, change: impl FnOnce(&mut Loaded)) {
+        let mut loaded = self.loaded.get();
+        change(&mut loaded);
+        loaded.peak_bytes = loaded.peak_bytes.max(loaded.kept_bytes + self.held.get());
+        self.loaded.set(loaded);
     }
 
     pub(super) fn close(&self) -> Loaded {
-        Loaded {
-            kept_bytes: self.kept.get(),
-            peak_bytes: self.peak.get(),
-            read_bytes: self.read.get(),
-            received_bytes: self.received.get(),
-            ms: self.since.elapsed().as_secs_f64() * 1e3,
-        }
+        Loaded { ms: self.since.elapsed().as_secs_f64() * 1e3, ..self.loaded.get() }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Adapters written as PEFT opens them, and models with adapters merged into them.
 
 use super::{SaveError, SaveOptions, put};
-use crate::checkpoint::export::Take;
 use crate::checkpoint::weights::write_safetensors;
 use crate::config::{Cell, Linear, Lora, Method};
 use crate::exec::Executor;
 use crate::formats::hf::{family_of, modules};
 use crate::formats::peft;
 use crate::model::is_adapter;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use zbench_kernels::DType;
@@ -40,13 +40,13 @@ impl Executor<'_> {
         let on_input = |layers: &[Linear]| layers.iter().any(|layer| lora.feedforward.contains(layer));
         let feedforward =
             modules(model).into_iter().filter(|(_, layers)| on_input(layers)).map(|(name, _)| name).collect();
-        let mut merger = Merger { lora, transposed: family_of(model).transposed, feedforward, held: BTreeMap::new() };
-        self.write_model(dir, options, |name, shape, values, give| merger.take(name, shape, values, give))
+        let merger = Merger { lora, transposed: family_of(model).transposed, feedforward, held: BTreeMap::new() };
+        self.write_model(dir, options, Some(merger))
     }
 }
 
 /// Holds adapters until the weights come that they belong to: a unit's adapters are exported before its frozen weights.
-struct Merger<'a> {
+pub(super) struct Merger<'a> {
     lora: &'a Lora,
     /// Matrices come `[input, out]`.
     transposed: bool,
@@ -67,7 +67,8 @@ struct Parts {
 }
 
 impl Merger<'_> {
-    fn take(&mut self, name: &str, shape: &[usize], values: &[f32], give: Take<'_>) {
+    /// The values of a tensor with the adapters merged; `None` for those of an adapter, which are kept until then.
+    pub fn take<'v>(&mut self, name: &str, shape: &[usize], values: &'v [f32]) -> Option<Cow<'v, [f32]>> {
         if let Some((module, part)) = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l"]
             .iter()
             .find_map(|part| Some((name.strip_suffix(part)?.strip_suffix('.')?, *part)))
@@ -81,7 +82,7 @@ impl Merger<'_> {
             };
             *held = values.to_vec();
             parts.feedforward = self.feedforward.iter().any(|end| module.ends_with(end));
-            return;
+            return None;
         }
         let split = |end: &str| self.held.get(name.strip_suffix(end)?);
         if let Some(parts) = split(".weight") {
@@ -99,15 +100,10 @@ impl Merger<'_> {
                     merged.iter_mut().enumerate().for_each(|(at, value)| *value *= factor(at));
                 }
             }
-            return give(name, shape, &merged);
+            return Some(merged.into());
         }
-        match split(".bias").filter(|parts| !parts.l.is_empty() && !parts.feedforward) {
-            Some(parts) => {
-                let merged: Vec<f32> = values.iter().zip(&parts.l).map(|(value, factor)| value * factor).collect();
-                give(name, shape, &merged);
-            }
-            None => give(name, shape, values),
-        }
+        let factors = split(".bias").filter(|parts| !parts.l.is_empty() && !parts.feedforward);
+        Some(factors.map_or(values.into(), |parts| values.iter().zip(&parts.l).map(|(value, by)| value * by).collect()))
     }
 
     /// `W += scale B A`, each element summed in f64 and rounded once.

@@ -1,8 +1,9 @@
 //! A model with fresh weights, written without training: one tensor at a time, so that it may be larger than memory.
 
-use super::{Files, SaveError, SaveOptions, put};
+use super::{SaveError, SaveOptions, create_model, finish_model};
 use crate::checkpoint::export::as_stored;
 use crate::checkpoint::init;
+use crate::checkpoint::weights::CheckpointError;
 use crate::config::{AttentionKind, Degrees, Lora, Model};
 use crate::formats::hf;
 use crate::model::{Layout, LayoutKey, Tensor};
@@ -11,7 +12,7 @@ use std::path::Path;
 use zbench_kernels::{Kernels, ViewMut};
 
 /// Writes the weights that a run of `model` with this `train.seed` starts from without a checkpoint, as [`crate::exec::Executor::save_model`] would before the
-/// first step. What is held is a file of `options.shard_bytes` (in f32) and a tensor.
+/// first step. One tensor is held in f32.
 ///
 /// # Errors
 /// The folder takes no files, or an operation is refused.
@@ -33,7 +34,7 @@ pub fn save_fresh(
         cut: Degrees::default(),
         decoder_layers: None,
     });
-    let mut files = Files::create(dir, options)?;
+    let mut files = create_model(dir, layout.checkpoint_tensors(), options)?;
     for unit in &layout.units {
         let drawn = |tensor: &Tensor| {
             let mut values = vec![0f32; tensor.elements()];
@@ -41,8 +42,13 @@ pub fn save_fresh(
             Ok(Cow::Owned(values))
         };
         let tensors = unit.tensors.iter().filter(|tensor| tensor.in_checkpoint);
-        as_stored(tensors, true, drawn, &mut |name, shape, values| files.take(name, shape, values))?;
+        let mut result = Ok(());
+        as_stored(tensors, true, drawn, &mut |_, _, values| {
+            if result.is_ok() {
+                result = files.take(values);
+            }
+        })?;
+        result.map_err(CheckpointError::from)?;
     }
-    files.finish()?;
-    put(&dir.join("config.json"), hf::config_json(model, options.dtype, None).as_bytes())
+    finish_model(files, dir, &hf::config_json(model, options.dtype, None))
 }

@@ -3,6 +3,7 @@
 
 use super::error::Result;
 use super::index::StateKind;
+use crate::checkpoint::overlap;
 use crate::compute::error::StepError;
 use crate::exec::Executor;
 use crate::mesh::within;
@@ -61,10 +62,7 @@ impl Executor<'_> {
             let Some((held, view)) = role.held(state, params, optimizer, unit, part) else { continue };
             for tensor in context.stage_plan.layout.units[unit].tensors_of(part) {
                 let place = tensor.place.range();
-                let cut = place.start.max(flat_shard.norm_shard.start)..place.end.min(flat_shard.norm_shard.end);
-                if cut.is_empty() {
-                    continue;
-                }
+                let Some(cut) = overlap(&place, &flat_shard.norm_shard) else { continue };
                 if !tensor.is_counted(&state.place) {
                     continue;
                 }

@@ -1,5 +1,6 @@
 //! Why the state of a run was not written or read.
 
+use crate::checkpoint::tensor_files::WriteError;
 use std::path::{Path, PathBuf};
 
 pub type Result<T, E = StateError> = std::result::Result<T, E>;
@@ -11,9 +12,9 @@ pub enum StateError {
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{}: is no training checkpoint: {reason}; name a folder step-… that holds index.json", .path.display())]
     NotOne { path: PathBuf, reason: String },
-    #[error("{}: was written in version {found} of the format, and this zbench reads {known}; use the zbench that wrote it",
-        .path.display())]
-    Newer { path: PathBuf, found: u64, known: u64 },
+    #[error("{}: was written in version {found} of the format, and this zbench reads {known}; use the zbench that wrote it \
+             (version 1: commit 1282bac3)", .path.display())]
+    OtherVersion { path: PathBuf, found: u64, known: u64 },
     #[error("{}: is damaged: {reason}; go on from another checkpoint with checkpoint.resume = \"…/step-…\", or start anew \
              with checkpoint.resume = \"never\"", .path.display())]
     Damaged { path: PathBuf, reason: String },
@@ -36,12 +37,18 @@ pub enum StateError {
 }
 
 impl StateError {
-    pub(super) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> StateError {
+    pub(crate) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> StateError {
         StateError::Io { doing, path: path.into(), source }
     }
 
-    pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> StateError {
+    pub(crate) fn damaged(path: &Path, reason: impl Into<String>) -> StateError {
         StateError::Damaged { path: path.into(), reason: reason.into() }
+    }
+}
+
+impl From<WriteError> for StateError {
+    fn from(WriteError { path, source }: WriteError) -> StateError {
+        StateError::Io { doing: "write", path, source }
     }
 }
 

@@ -50,7 +50,7 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
 /// # Errors
 /// It is none, or its index cannot be read.
 pub fn position_in(checkpoint: &Path) -> Result<Position> {
-    Ok(read_index(checkpoint)?.0.position)
+    Ok(read_index(checkpoint)?.position)
 }
 
 /// The newest checkpoint in a folder, and after how many steps it was written.
@@ -59,7 +59,7 @@ pub fn position_in(checkpoint: &Path) -> Result<Position> {
 /// The folder or the newest checkpoint's index cannot be read.
 pub fn newest(dir: &Path) -> Result<Option<(u64, PathBuf)>> {
     let Some((_, path)) = checkpoints(dir)?.pop() else { return Ok(None) };
-    Ok(Some((read_index(&path)?.0.position.steps, path)))
+    Ok(Some((read_index(&path)?.position.steps, path)))
 }
 
 /// A folder that this run alone writes into; given back when dropped, by the system if the process dies.

@@ -5,140 +5,82 @@
 //! Units are gathered one after the other, each on all ranks, and of every file a rank writes every so many-th part. No rank
 //! holds more than a unit, and all disks and ranks work alike.
 
-use super::blocks::{ALIGNMENT, BlockWriter, Share, Written};
 use super::error::{Result, StateError};
 use super::folder::sync;
-use super::index::{FileSums, RankFiles, StateKind};
+use super::index::{FileSums, Piece, RankFiles, StateKind, trainable};
 use super::json::write_json;
+use super::load::{Reading, Resumable, Target, Wanted};
 use super::shard::file_names;
+use super::slice::Slice;
 use super::spawn;
-use crate::checkpoint::weights::{encode, header_bytes};
+use crate::checkpoint::blocks::{Share, WriteOptions, Written};
+use crate::checkpoint::overlap;
+use crate::checkpoint::tensor_files::{Outline, TensorFiles, index_text, model_tensors};
+use crate::checkpoint::weights::{Checkpoint, stored_type};
 use crate::compute::error::StepError;
 use crate::exec::Executor;
-use crate::formats::hf::{config_text, weights_file, weights_index};
-use crate::mesh::{Axes, Axis};
+use crate::formats::hf::config_text;
+use crate::mesh::{Axes, Axis, within};
 use crate::model::{FlatKind, stored_tensors};
-use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use zbench_kernels::{Arena, DType};
 
-pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
-pub(super) const MASTER: &str = "master.safetensors";
-pub(super) const DELAYED: &str = "delayed_gradient.safetensors";
+const MASTER: &str = "master.safetensors";
+/// The files behind the model's, and what they hold.
+const STATE_FILES: [(&str, &[StateKind]); 3] = [
+    ("optimizer.safetensors", &[StateKind::ExpAvg, StateKind::ExpAvgSq]),
+    (MASTER, &[StateKind::Weights]),
+    ("delayed_gradient.safetensors", &[StateKind::Delayed]),
+];
 /// A file of the model is ended before it grows beyond this; a tensor is never divided.
 const FILE_BYTES: u64 = 5_000_000_000;
 
-/// A planned file: its tensors in order, all of one type.
-struct Outline {
-    name: String,
-    dtype: DType,
-    tensors: Vec<(String, Vec<usize>)>,
+/// The name of a tensor in a file that holds these kinds of state.
+fn name_in(kinds: &[StateKind], kind: StateKind, tensor: &str) -> String {
+    if kinds.len() > 1 { format!("{}.{tensor}", kind.name()) } else { tensor.into() }
 }
 
-impl Outline {
-    fn data_bytes(&self) -> u64 {
-        self.tensors.iter().map(|tensor| bytes_of(tensor, self.dtype)).sum()
-    }
+/// Files that hold these parts of every unit, and these kinds of state of each part.
+struct Group {
+    parts: &'static [FlatKind],
+    kinds: &'static [StateKind],
+    /// Whether weights are stored shifted, as transformers reads them.
+    is_shifted: bool,
+    files: TensorFiles,
 }
 
-fn bytes_of((_, shape): &(String, Vec<usize>), dtype: DType) -> u64 {
-    (shape.iter().product::<usize>() * dtype.size()) as u64
-}
-
-/// The planned files of a run: those of the model, of the moments, and of the master weights and of delayed gradients if there
-/// are any.
-fn outlines(executor: &Executor<'_>) -> (Vec<Outline>, Outline, Option<Outline>, Option<Outline>) {
-    let layout = &executor.context.plan.layout;
-    let precision = &executor.state.precision;
-    let units = 0..layout.units.len();
-    let file = |name: &str, dtype| Outline { name: name.into(), dtype, tensors: Vec::new() };
-    let dtype = precision.parameters;
-    let (mut model, mut bytes) = (vec![file("", dtype)], 0);
-    for (unit, part) in units.clone().flat_map(|unit| FlatKind::ALL.map(|part| (unit, part))) {
-        for tensor in stored_tensors(layout.units[unit].tensors_of(part)) {
-            let more = bytes_of(&tensor, dtype);
-            if bytes > 0 && bytes + more > FILE_BYTES {
-                model.push(file("", dtype));
-                bytes = 0;
+/// The files of a run: those of the model first.
+fn groups(executor: &Executor<'_>, create: impl Fn(Vec<Outline>) -> Result<TensorFiles>) -> Result<Vec<Group>> {
+    let (layout, precision) = (&executor.context.plan.layout, &executor.state.precision);
+    let trainable = || layout.units.iter().map(|unit| unit.tensors_of(FlatKind::Trainable));
+    let model = Outline::of_model(model_tensors(layout), precision.parameters, FILE_BYTES);
+    let (parts, kinds) = (&FlatKind::ALL, &[StateKind::Weights]);
+    let mut groups = vec![Group { parts, kinds, is_shifted: true, files: create(model)? }];
+    for (name, kinds) in STATE_FILES {
+        let is_written = match kinds[0] {
+            StateKind::Weights => {
+                precision.master.is_some() || trainable().flatten().any(|tensor| tensor.shift() != 0.0)
             }
-            bytes += more;
-            if let Some(last) = model.last_mut() {
-                last.tensors.push(tensor);
+            StateKind::Delayed => executor.delayed.is_some(),
+            StateKind::ExpAvg | StateKind::ExpAvgSq => true,
+        };
+        if !is_written {
+            continue;
+        }
+        let mut tensors = Vec::new();
+        for unit in trainable().map(stored_tensors) {
+            // The first moments of all of a unit's tensors before the second: the order in which they are gathered.
+            for kind in kinds {
+                tensors.extend(unit.iter().map(|(name, shape)| (name_in(kinds, *kind, name), shape.clone())));
             }
         }
+        let files = create(vec![Outline::new(name, tensors, kinds[0].dtype(precision))])?;
+        groups.push(Group { parts: &[FlatKind::Trainable], kinds, is_shifted: false, files });
     }
-    let count = model.len();
-    for (number, file) in model.iter_mut().enumerate() {
-        file.name = weights_file(number, count);
-    }
-    let mut optimizer = file(OPTIMIZER, precision.optimizer);
-    let mut exact = file(MASTER, StateKind::Weights.dtype(precision));
-    let mut delayed = file(DELAYED, StateKind::Delayed.dtype(precision));
-    for unit in units {
-        let tensors = stored_tensors(layout.units[unit].tensors_of(FlatKind::Trainable));
-        // By unit, the first moments of all its tensors before the second: the order in which they are gathered.
-        for role in [StateKind::ExpAvg, StateKind::ExpAvgSq] {
-            let named = |(name, shape): &(String, Vec<usize>)| (format!("{}.{name}", role.name()), shape.clone());
-            optimizer.tensors.extend(tensors.iter().map(named));
-        }
-        delayed.tensors.extend(tensors.iter().cloned());
-        exact.tensors.extend(tensors);
-    }
-    let shifted = layout.units.iter().flat_map(|unit| unit.tensors_of(FlatKind::Trainable)).any(|t| t.shift() != 0.0);
-    let is_exact = precision.master.is_some() || shifted;
-    (model, optimizer, is_exact.then_some(exact), executor.delayed.map(|_| delayed))
-}
-
-/// Files that are being written. Each is filled tensor by tensor; the next one begins where the last one ends.
-struct Files {
-    dtype: DType,
-    /// The writer, and how many tensors are still to come into it.
-    writers: Vec<(String, BlockWriter, usize)>,
-    at: usize,
-}
-
-impl Files {
-    fn create(outlines: &[Outline], dir: &Path, share: Share, direct: bool, grows: bool) -> Result<Files> {
-        let mut writers = Vec::new();
-        for outline in outlines {
-            let tensors = outline.tensors.iter().map(|(name, shape)| (name.clone(), &shape[..], outline.dtype));
-            // transformers refuses files that do not say which framework's layout they follow.
-            let header = header_bytes("pt", tensors, ALIGNMENT);
-            let bytes = header.len() as u64 + outline.data_bytes();
-            let mut writer = BlockWriter::create(&dir.join(&outline.name), bytes, share, direct, grows)?;
-            writer.push(&header)?;
-            writers.push((outline.name.clone(), writer, outline.tensors.len()));
-        }
-        let dtype = outlines.first().map_or(DType::F32, |outline| outline.dtype);
-        Ok(Files { dtype, writers, at: 0 })
-    }
-
-    fn take(&mut self, values: &[f32]) -> Result<()> {
-        while self.writers.get(self.at).is_some_and(|(.., left)| *left == 0) {
-            self.at += 1;
-        }
-        let Some((_, writer, left)) = self.writers.get_mut(self.at) else { return Ok(()) };
-        *left -= 1;
-        let (dtype, width) = (self.dtype, self.dtype.size() as u64);
-        writer.append(values.len() as u64 * width, |range, to| {
-            encode(dtype, &values[(range.start / width) as usize..(range.end / width) as usize], to);
-        })
-    }
-
-    fn memory(&self) -> u64 {
-        self.writers.iter().map(|(_, writer, _)| writer.memory()).sum()
-    }
-
-    fn finish(self, share: Share, into: &mut Vec<FileSums>) -> Result<()> {
-        for (name, writer, _) in self.writers {
-            let Written { bytes, sums } = writer.finish()?;
-            into.push(FileSums { name, bytes, first: share.first, every: share.every, crc32: sums });
-        }
-        Ok(())
-    }
+    Ok(groups)
 }
 
 /// Gathers all units and gives them to the writers of this rank's share; what is left is the disk's work, on a thread. Where
@@ -148,44 +90,47 @@ pub(crate) fn start(
     (dir, number, direct): (PathBuf, usize, bool),
 ) -> Result<(Arc<AtomicU64>, JoinHandle<Result<u64>>)> {
     std::fs::create_dir_all(&dir).map_err(|source| StateError::io("write", &dir, source))?;
-    // The ranks of the first stage have all of the model unit by unit, and write.
-    let writes = executor.state.place.at(Axis::Pipeline) == 0;
     let share = Share { first: number, every: executor.state.mesh().size(Axes::DATA | Axes::TENSOR) };
     let grows = executor.context.cell.checkpoint.as_ref().is_some_and(|saving| saving.asynchronous);
-    let (model_outlines, optimizer, exact, delayed) = outlines(executor);
-    let create = |outlines: &[Outline]| Files::create(if writes { outlines } else { &[] }, &dir, share, direct, grows);
-    let mut model = create(&model_outlines)?;
-    let mut optimizer = create(&[optimizer])?;
-    let mut exact = exact.map(|exact| create(&[exact])).transpose()?;
-    let mut delayed = delayed.map(|delayed| create(&[delayed])).transpose()?;
+    // The ranks of the first stage have all of the model unit by unit, and write.
+    let writes = executor.state.place.at(Axis::Pipeline) == 0;
+    let mut groups = groups(executor, |outlines| {
+        let outlines = if writes { outlines } else { Vec::new() };
+        Ok(TensorFiles::create(&dir, outlines, WriteOptions { share, direct, grows })?)
+    })?;
     // On the host an arena of its own: what is written is no part of training's memory. A device has no other.
     let arena = match executor.context.kernels.is_host() {
         true => Arena::host(None).map_err(|error| StepError::Input(error.to_string()))?,
         false => executor.context.arena().clone(),
     };
-    let units = executor.context.plan.layout.units.len();
-    for unit in 0..units {
-        for part in FlatKind::ALL {
-            executor.stream(&arena, (unit, part, StateKind::Weights), true, |values| model.take(values))?;
-        }
-        let trainable = |role| (unit, FlatKind::Trainable, role);
-        if let Some(exact) = &mut exact {
-            executor.stream(&arena, trainable(StateKind::Weights), false, |values| exact.take(values))?;
-        }
-        for role in [StateKind::ExpAvg, StateKind::ExpAvgSq] {
-            executor.stream(&arena, trainable(role), false, |values| optimizer.take(values))?;
-        }
-        if let Some(delayed) = &mut delayed {
-            executor.stream(&arena, trainable(StateKind::Delayed), false, |values| delayed.take(values))?;
+    let plan = executor.context.plan;
+    for (number, unit) in plan.layout.units.iter().enumerate() {
+        for group in &mut groups {
+            for (part, kind) in group.parts.iter().flat_map(|part| group.kinds.iter().map(|kind| (*part, *kind))) {
+                let Some(whole) = executor.gather_of_model(&arena, number, part, kind)? else { continue };
+                let mut result = Ok(());
+                executor.hand_over(unit, part, &whole, group.is_shifted, &mut |_, _, values| {
+                    if result.is_ok() {
+                        result = group.files.take(values);
+                    }
+                })?;
+                result?;
+            }
         }
     }
-    let optional = [exact.as_ref(), delayed.as_ref()].into_iter().flatten().map(Files::memory).sum::<u64>();
-    let memory = model.memory() + optimizer.memory() + optional;
-    let texts = (number == 0).then(|| texts(executor, &model_outlines));
+    let memory = groups.iter().map(|group| group.files.memory()).sum();
+    let texts = (number == 0).then(|| texts(executor, &groups[0].files));
     let finish = move || {
         let mut files = Vec::new();
-        for of in [Some(model), Some(optimizer), exact, delayed].into_iter().flatten() {
-            of.finish(share, &mut files)?;
+        for group in groups {
+            let sums = |(Outline { name, .. }, Written { bytes, sums })| FileSums {
+                name,
+                bytes,
+                first: share.first,
+                every: share.every,
+                crc32: sums,
+            };
+            files.extend(group.files.finish()?.into_iter().map(sums));
         }
         for (name, text) in texts.into_iter().flatten() {
             let path = dir.join(name);
@@ -193,8 +138,7 @@ pub(crate) fn start(
             put.map_err(|source| StateError::io("write", &path, source))?;
         }
         let bytes = files.iter().map(|file| file.bytes).sum();
-        let files: RankFiles = RankFiles { files, pieces: Vec::new() };
-        write_json(&dir.join(file_names(number).1), &files)?;
+        write_json(&dir.join(file_names(number).1), &RankFiles { files, pieces: Vec::new() })?;
         sync(&dir)?;
         Ok(bytes)
     };
@@ -202,33 +146,67 @@ pub(crate) fn start(
 }
 
 /// config.json, and the index where the model has several files.
-fn texts(executor: &Executor<'_>, model: &[Outline]) -> Vec<(&'static str, String)> {
-    let mut texts =
-        vec![("config.json", config_text(&executor.context.cell.model, executor.state.precision.parameters))];
-    if model.len() > 1 {
-        let names = model.iter().flat_map(|file| file.tensors.iter().map(|(name, _)| (name.clone(), json!(file.name))));
-        let total = model.iter().map(Outline::data_bytes).sum();
-        texts.push(("model.safetensors.index.json", weights_index(total, names.collect())));
+fn texts(executor: &Executor<'_>, model: &TensorFiles) -> Vec<(&'static str, String)> {
+    let config = config_text(&executor.context.cell.model, executor.state.precision.parameters);
+    let mut texts = vec![("config.json", config)];
+    if model.outlines().count() > 1 {
+        let total = model.outlines().map(Outline::data_bytes).sum();
+        texts.push(("model.safetensors.index.json", index_text(total, model.outlines())));
     }
     texts
 }
 
-impl Executor<'_> {
-    /// Gathers one flat and passes its tensors on as files hold them.
-    fn stream(
-        &mut self,
-        arena: &Arena,
-        (unit, part, role): (usize, FlatKind, StateKind),
-        shifted: bool,
-        mut take: impl FnMut(&[f32]) -> Result<()>,
-    ) -> Result<()> {
-        let Some(whole) = self.gather_of_model(arena, unit, part, role)? else { return Ok(()) };
-        let (mut result, plan) = (Ok(()), self.context.plan);
-        self.hand_over_of(&plan.layout.units[unit], part, &whole, shifted, &mut |_, _, values| {
-            if result.is_ok() {
-                result = take(values);
-            }
-        })?;
-        result
+/// What a rank needs of the files of this layout.
+pub(super) fn readings<'a>(from: &Resumable, target: &Target<'a>) -> Result<Vec<Reading<'a>>> {
+    let Some(first) = from.ranks.first() else { return Ok(Vec::new()) };
+    let is_exact = first.files.iter().any(|file| file.name == MASTER);
+    let mut readings = Vec::new();
+    for (number, FileSums { name, .. }) in first.files.iter().enumerate() {
+        let state = STATE_FILES.iter().find(|(of_state, _)| of_state == name);
+        if state.is_none() && is_exact {
+            continue;
+        }
+        let kinds = state.map_or(&[StateKind::Weights][..], |(_, kinds)| kinds);
+        let blocks = from.blocks(name, from.ranks.iter().filter_map(|rank| rank.files.get(number)))?;
+        let file = Checkpoint::single(&from.dir, name)
+            .map_err(|error| StateError::damaged(&from.dir.join(name), error.to_string()))?;
+        let wanted = wanted(&file, kinds, target)?;
+        // The header is checked against its checksums, too.
+        let header = 0..wanted.iter().map(|wanted| wanted.bytes.start).min().unwrap_or(0);
+        readings.push(Reading { blocks, header: Some(header), wanted });
     }
+    Ok(readings)
+}
+
+/// What a rank needs of a file that holds these kinds of state.
+fn wanted<'a>(file: &Checkpoint, kinds: &[StateKind], target: &Target<'a>) -> Result<Vec<Wanted<'a>>> {
+    let (mut wanted, mut pieces) = (Vec::new(), Vec::new());
+    for (number, unit, tensor) in trainable(target.layout) {
+        let place = tensor.place.range();
+        let Some(cut) = target.owned(unit).and_then(|owned| overlap(&place, &owned)) else { continue };
+        for role in kinds.iter().copied() {
+            let name = name_in(kinds, role, tensor.stored_name());
+            let Some(info) = file.tensor(&name) else { continue };
+            if info.shape != tensor.stored_shape() {
+                let reason = format!("{name} has the shape {:?} there", info.shape);
+                return Err(StateError::damaged(&info.file, reason));
+            }
+            let known =
+                [DType::F32, DType::Bf16, DType::F16].into_iter().find(|dtype| stored_type(*dtype) == info.dtype);
+            let Some(dtype) = known else {
+                return Err(StateError::damaged(&info.file, format!("{name} is stored as {:?}", info.dtype)));
+            };
+            if tensor.stored.is_none() {
+                let slice = Slice::whole(0..info.elements());
+                pieces.push(Piece { tensor: number, role, dtype, slice, at: info.begin });
+                continue;
+            }
+            // Of a tensor that lies otherwise in the file all is read: it is a part of a block's matrix at most.
+            let bytes = info.begin..info.begin + info.bytes() as u64;
+            let stored = Some((tensor, within(&cut, &place)));
+            wanted.push(Wanted { unit, role, elements: cut.clone(), dtype, bytes, stored });
+        }
+    }
+    wanted.extend(target.wanted(&pieces));
+    Ok(wanted)
 }

@@ -1,6 +1,7 @@
 //! The metadata of a checkpoint: what `index.json` says, and the `rank-00000.json` of every rank that wrote.
 
 use super::slice::Slice;
+use crate::checkpoint::tensor_files::Named;
 use crate::config::{Cell, Precision, SaveLayout};
 use crate::mesh::within;
 use crate::model::{FlatKind, Layout, Tensor};
@@ -9,6 +10,7 @@ use crate::state::{Delayed, Moments, Optimizer, Params, State};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use zbench_kernels::{Buffer, DType, View};
 
@@ -111,9 +113,6 @@ impl StateKind {
     }
 }
 
-/// Name and shape of a tensor.
-pub type Named = (String, Vec<usize>);
-
 /// The trainable tensors of a model: what makes a checkpoint one of this model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
@@ -144,14 +143,8 @@ impl Identity {
 
     /// How a checkpoint of `other` differs from this one; `None` if it does not.
     pub fn difference(&self, other: &Identity) -> Option<String> {
-        let (ours, theirs) = (self.model.as_object(), other.model.as_object());
-        let keys = ours.into_iter().chain(theirs).flat_map(|model| model.keys());
-        let differs = |key: &&String| ours.and_then(|m| m.get(*key)) != theirs.and_then(|m| m.get(*key));
-        if let Some(key) = keys.clone().find(differs) {
-            let shown = |model: Option<&serde_json::Map<String, Value>>| {
-                model.and_then(|model| model.get(key)).map_or("absent".into(), Value::to_string)
-            };
-            return Some(format!("model.{key} is {} there and {} here", shown(theirs), shown(ours)));
+        if let Some((key, theirs, ours)) = differences(Some(&other.model), Some(&self.model)).next() {
+            return Some(format!("model.{key} is {theirs} there and {ours} here"));
         }
         let (ours, theirs) = (&self.tensors, &other.tensors);
         let at = (0..ours.len().max(theirs.len())).find(|i| ours.get(*i) != theirs.get(*i))?;
@@ -163,6 +156,19 @@ impl Identity {
             shown(ours.get(at))
         ))
     }
+}
+
+/// Keys in which two tables differ, each with its value in both as JSON.
+pub(super) fn differences<'a>(
+    one: Option<&'a Value>,
+    other: Option<&'a Value>,
+) -> impl Iterator<Item = (String, String, String)> {
+    let keys = one.into_iter().chain(other).filter_map(Value::as_object).flat_map(|table| table.keys());
+    let shown = |table: Option<&Value>, key| {
+        table.and_then(|table| table.get(key)).map_or("absent".to_string(), Value::to_string)
+    };
+    let both = move |key: &'a String| (key.clone(), shown(one, key), shown(other, key));
+    keys.collect::<BTreeSet<_>>().into_iter().map(both).filter(|(_, one, other)| one != other)
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -199,10 +205,10 @@ impl Index {
 
 /// The metadata of the files that one rank wrote.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RankFiles<P = Piece> {
+pub struct RankFiles {
     pub files: Vec<FileSums>,
     /// What the first of them holds; none in the full layout.
-    pub pieces: Vec<P>,
+    pub pieces: Vec<Piece>,
 }
 
 impl RankFiles {
@@ -250,7 +256,7 @@ pub struct Piece {
     pub at: u64,
 }
 
-pub(super) fn stored_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+fn stored_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
     match DType::deserialize(from)? {
         dtype @ (DType::F32 | DType::Bf16 | DType::F16) => Ok(dtype),
         other => Err(D::Error::custom(format!("{other} is none of f32, bf16, f16"))),

@@ -2,7 +2,6 @@
 
 use super::error::{Result, StateError};
 use super::index::{FORMAT, Index, Position, VERSION};
-use super::v1;
 use crate::formats::files::is_plain_name;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -58,8 +57,8 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<(T, u32)> {
     Ok((value, stated))
 }
 
-/// Reads an index of any version. Of version 1 it also returns the units that ranks' files refer to.
-pub(crate) fn read_index(dir: &Path) -> Result<(Index, Option<v1::Units>)> {
+/// Reads the index of a checkpoint of this version.
+pub(crate) fn read_index(dir: &Path) -> Result<Index> {
     let path: PathBuf = dir.join(INDEX);
     if !path.exists() {
         let reason = match dir.metadata() {
@@ -69,18 +68,16 @@ pub(crate) fn read_index(dir: &Path) -> Result<(Index, Option<v1::Units>)> {
         };
         return Err(StateError::NotOne { path: dir.into(), reason });
     }
-    let (mut value, _): (Value, u32) = read_json(&path)?;
+    let (value, _): (Value, u32) = read_json(&path)?;
     if value.get("format").and_then(Value::as_str) != Some(FORMAT) {
         return Err(StateError::NotOne { path, reason: format!("it is no index of {FORMAT}") });
     }
-    let damaged = |error: serde_json::Error| StateError::damaged(&path, error.to_string());
-    let units = match value.get("version").and_then(Value::as_u64) {
-        Some(VERSION) => None,
-        Some(1) => Some(v1::Units::take(&mut value).map_err(damaged)?),
-        Some(found) if found > VERSION => return Err(StateError::Newer { path, found, known: VERSION }),
-        _ => return Err(StateError::damaged(&path, "it states no version")),
-    };
-    let index: Index = serde_json::from_value(value).map_err(damaged)?;
+    match value.get("version").and_then(Value::as_u64) {
+        Some(VERSION) => {}
+        Some(found) => return Err(StateError::OtherVersion { path, found, known: VERSION }),
+        None => return Err(StateError::damaged(&path, "it states no version")),
+    }
+    let index: Index = serde_json::from_value(value).map_err(|error| StateError::damaged(&path, error.to_string()))?;
     let Position { steps, updates, samples, .. } = index.position;
     if updates > steps || steps.max(samples) >= 1 << 53 {
         let reason = format!("{steps} steps, {updates} updates and {samples} sequences cannot be");
@@ -88,7 +85,7 @@ pub(crate) fn read_index(dir: &Path) -> Result<(Index, Option<v1::Units>)> {
     }
     let names = index.ranks.iter().chain(&index.history).map(|(name, _)| name.as_str());
     plain_names(&path, names)?;
-    Ok((index, units))
+    Ok(index)
 }
 
 /// Refuses names that lead out of the checkpoint's folder.

@@ -1,13 +1,14 @@
 //! Reading the state of a run: by any number of ranks, under any strategy and precision, whatever wrote it. A rank reads
 //! the pieces that overlap what it owns, and nothing else.
 
-mod full;
-
-use super::blocks::{BLOCK, BlockFile, Share, Written, check_length};
 use super::error::{Result, StateError};
 use super::folder::newest;
-use super::index::{FileSums, Identity, Index, Position, RankFiles, StateKind, trainable};
+use super::full;
+use super::index::{FileSums, Identity, Index, Piece, RankFiles, StateKind, differences, trainable};
 use super::json::{plain_names, read_index, read_json};
+use super::shard;
+use crate::checkpoint::blocks::{BLOCK, BlockFile, Share, Written, check_length};
+use crate::checkpoint::overlap;
 use crate::checkpoint::weights::{decoder, stored_type};
 use crate::compute::error::StepError;
 use crate::config::{Cell, Resume, SaveLayout, Train};
@@ -24,8 +25,8 @@ use zbench_kernels::{DType, View};
 /// A checkpoint that was opened: its index is whole, its files are there and as long as they were, and it is of this model.
 #[derive(Debug)]
 pub struct Resumable {
-    pub(super) dir: PathBuf,
-    pub(super) index: Index,
+    pub dir: PathBuf,
+    pub index: Index,
     /// By number of the rank that wrote.
     pub(super) ranks: Vec<RankFiles>,
     pub history: History,
@@ -52,18 +53,12 @@ impl Resumable {
     /// # Errors
     /// It is none, damaged, incomplete or of another model.
     pub fn open(dir: &Path, cell: &Cell, layout: &Layout, direct: bool) -> Result<Resumable> {
-        let (index, units) = read_index(dir)?;
+        let index = read_index(dir)?;
         let names = index.ranks.iter().map(|(name, _)| name).chain(index.history.as_ref().map(|(name, _)| name));
         let mut absent: Vec<String> = names.filter(|name| !dir.join(name).is_file()).cloned().collect();
         let mut ranks = Vec::new();
         for (name, sum) in index.ranks.iter().filter(|(name, _)| !absent.contains(name)) {
-            let rank = match &units {
-                None => checked::<RankFiles>(dir, name, *sum)?,
-                Some(units) => {
-                    let cannot_be = || StateError::damaged(&dir.join(name), "it names a piece that cannot be");
-                    units.convert(checked(dir, name, *sum)?).ok_or_else(cannot_be)?
-                }
-            };
+            let rank: RankFiles = checked(dir, name, *sum)?;
             plain_names(&dir.join(name), rank.files.iter().map(|file| file.name.as_str()))?;
             ranks.push(rank);
         }
@@ -105,14 +100,6 @@ impl Resumable {
         Ok(Resumable { dir: dir.into(), index, ranks, history, direct })
     }
 
-    pub fn position(&self) -> &Position {
-        &self.index.position
-    }
-
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     /// Settings of the run so far that are others in `cell`, as `train.lr was 0.001`: those that its losses follow from, and not
     /// how it is split, saved or computed.
     pub fn changed(&self, cell: &Cell) -> Vec<String> {
@@ -120,12 +107,8 @@ impl Resumable {
         let sections = ["data", "train", "precision", "lora"];
         let mut changed = Vec::new();
         for section in sections {
-            let (then, now) = (self.index.cell.get(section), now.get(section));
-            let keys = then.into_iter().chain(now).filter_map(|table| table.as_object()).flat_map(|table| table.keys());
-            for key in keys.collect::<std::collections::BTreeSet<_>>() {
-                let of = |table: Option<&serde_json::Value>| table.and_then(|table| table.get(key)).cloned();
-                if of(then) != of(now) && (section, key.as_str()) != ("train", "steps") {
-                    let was = of(then).map_or("absent".to_string(), |value| value.to_string());
+            for (key, was, _) in differences(self.index.cell.get(section), now.get(section)) {
+                if (section, key.as_str()) != ("train", "steps") {
                     changed.push(format!("{section}.{key} was {was}"));
                 }
             }
@@ -140,11 +123,6 @@ impl Resumable {
         crc32fast::hash(&bytes).max(1)
     }
 
-    /// The checksum of the frozen tensors, if there were any.
-    pub fn frozen(&self) -> Option<u64> {
-        self.index.frozen
-    }
-
     /// Fills this rank's trainable weights and moments. Returns the bytes read.
     pub(crate) fn load(
         &self,
@@ -157,7 +135,7 @@ impl Resumable {
         let roles = StateKind::all(self.index.position.delayed.is_some());
         let mut target = Target { layout, state, roles, res, params, optimizer, open: None };
         let readings = match self.index.layout {
-            SaveLayout::Sharded => self.shards(&target)?,
+            SaveLayout::Sharded => shard::readings(self, &target)?,
             SaveLayout::Full => full::readings(self, &target)?,
         };
         target.check_complete(&self.dir, readings.iter().flat_map(|reading| &reading.wanted))?;
@@ -172,7 +150,11 @@ impl Resumable {
     }
 
     /// A file with the checksums of all ranks that wrote it.
-    fn blocks<'a>(&self, name: &str, parts: impl Iterator<Item = &'a FileSums> + Clone) -> Result<BlockFile> {
+    pub(super) fn blocks<'a>(
+        &self,
+        name: &str,
+        parts: impl Iterator<Item = &'a FileSums> + Clone,
+    ) -> Result<BlockFile> {
         let path = self.dir.join(name);
         let bytes = parts.clone().next().map_or(0, |part| part.bytes);
         let mut sums = vec![0; bytes.div_ceil(BLOCK as u64) as usize];
@@ -188,79 +170,26 @@ impl Resumable {
         }
         BlockFile::new(&path, Written { bytes, sums })
     }
-
-    /// What this rank needs of the files of the sharded layout.
-    fn shards(&self, target: &Target<'_>) -> Result<Vec<Reading<'_>>> {
-        // A stage reads its own.
-        let tensors: Vec<(usize, usize, &Tensor)> = trainable(target.layout).collect();
-        let mut readings = Vec::new();
-        for rank in &self.ranks {
-            let Some(file) = rank.files.first() else { continue };
-            let mut wanted = Vec::new();
-            for piece in &rank.pieces {
-                let Ok(found) = tensors.binary_search_by_key(&piece.tensor, |(number, ..)| *number) else { continue };
-                let (_, unit, tensor) = tensors[found];
-                let Some(owned) = target.owned(unit) else { continue };
-                let (place, width) = (tensor.place.range(), piece.dtype.size());
-                let runs = piece.slice.runs(&tensor.whole);
-                let parts = runs.flat_map(|run| {
-                    let parts = tensor.parts_of_whole(&target.state.place, run.elements.clone());
-                    parts.map(move |part| (part.ours, run.at + part.whole - run.elements.start, part.len))
-                });
-                for (ours, at, len) in parts {
-                    let (start, end) = (place.start + ours, place.start + ours + len);
-                    let elements = start.max(owned.start)..end.min(owned.end);
-                    if elements.is_empty() {
-                        continue;
-                    }
-                    let begin = piece.at + ((at + elements.start - start) * width) as u64;
-                    let bytes = begin..begin + (elements.len() * width) as u64;
-                    append(
-                        &mut wanted,
-                        Wanted { unit, role: piece.role, elements, dtype: piece.dtype, bytes, stored: None },
-                    );
-                }
-            }
-            if !wanted.is_empty() {
-                let blocks = self.blocks(&file.name, [file].into_iter())?;
-                readings.push(Reading { blocks, header: None, wanted });
-            }
-        }
-        Ok(readings)
-    }
 }
 
 /// What a rank needs of a file.
-struct Reading<'a> {
-    blocks: BlockFile,
+pub(super) struct Reading<'a> {
+    pub blocks: BlockFile,
     /// The file's header, where its checksums are to be checked, too.
-    header: Option<Range<u64>>,
-    wanted: Vec<Wanted<'a>>,
+    pub header: Option<Range<u64>>,
+    pub wanted: Vec<Wanted<'a>>,
 }
 
 /// Elements of a file that a rank needs.
-struct Wanted<'a> {
-    unit: usize,
-    role: StateKind,
+pub(super) struct Wanted<'a> {
+    pub unit: usize,
+    pub role: StateKind,
     /// Of the unit's flat.
-    elements: Range<usize>,
-    dtype: DType,
-    bytes: Range<u64>,
+    pub elements: Range<usize>,
+    pub dtype: DType,
+    pub bytes: Range<u64>,
     /// The tensor and this rank's elements that are needed, where the file holds them in another order: then all of it is read.
-    stored: Option<(&'a Tensor, Range<usize>)>,
-}
-
-/// Appends what is wanted to a list, as a part of the last one where it continues that one in file and flat.
-fn append<'a>(list: &mut Vec<Wanted<'a>>, more: Wanted<'a>) {
-    match list.last_mut() {
-        Some(last)
-            if (last.unit, last.role, last.dtype) == (more.unit, more.role, more.dtype)
-                && (last.elements.end, last.bytes.end) == (more.elements.start, more.bytes.start) =>
-        {
-            (last.elements.end, last.bytes.end) = (more.elements.end, more.bytes.end);
-        }
-        _ => list.push(more),
-    }
+    pub stored: Option<(&'a Tensor, Range<usize>)>,
 }
 
 fn checked<T: serde::de::DeserializeOwned>(dir: &Path, name: &str, sum: u32) -> Result<T> {
@@ -281,7 +210,7 @@ fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
     }
 }
 
-struct Target<'a> {
+pub(super) struct Target<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
     /// What the checkpoint holds.
@@ -313,8 +242,40 @@ impl Target<'_> {
     /// What this rank needs of a unit: what it owns, without padding.
     pub fn owned(&self, unit: usize) -> Option<Range<usize>> {
         let flat_shard = self.state.shards.get(unit)?.first()?.as_ref()?;
-        let end = flat_shard.owned.end.min(self.layout.units[unit].trainable().len);
-        (flat_shard.owned.start < end).then_some(flat_shard.owned.start..end)
+        overlap(&flat_shard.owned, &(0..self.layout.units[unit].trainable().len))
+    }
+
+    /// What this rank needs of the pieces in a file.
+    pub fn wanted(&self, pieces: &[Piece]) -> Vec<Wanted<'static>> {
+        // A stage reads its own.
+        let tensors: Vec<(usize, usize, &Tensor)> = trainable(self.layout).collect();
+        let mut wanted: Vec<Wanted<'_>> = Vec::new();
+        for Piece { tensor, role, dtype, slice, at } in pieces {
+            let (role, dtype) = (*role, *dtype);
+            let Ok(found) = tensors.binary_search_by_key(tensor, |(number, ..)| *number) else { continue };
+            let (_, unit, tensor) = tensors[found];
+            let Some(owned) = self.owned(unit) else { continue };
+            for run in slice.runs(&tensor.whole) {
+                for part in tensor.parts_of_whole(&self.state.place, run.elements.clone()) {
+                    let start = tensor.place.start + part.ours;
+                    let Some(elements) = overlap(&(start..start + part.len), &owned) else { continue };
+                    let skipped = run.at + part.whole - run.elements.start + elements.start - start;
+                    let begin = at + (skipped * dtype.size()) as u64;
+                    let bytes = begin..begin + (elements.len() * dtype.size()) as u64;
+                    match wanted.last_mut() {
+                        // It continues the last one in file and flat.
+                        Some(last)
+                            if (last.unit, last.role, last.dtype) == (unit, role, dtype)
+                                && (last.elements.end, last.bytes.end) == (elements.start, bytes.start) =>
+                        {
+                            (last.elements.end, last.bytes.end) = (elements.end, bytes.end);
+                        }
+                        _ => wanted.push(Wanted { unit, role, elements, dtype, bytes, stored: None }),
+                    }
+                }
+            }
+        }
+        wanted
     }
 
     /// Checks that every element that this rank needs is in the files, and once.
@@ -356,10 +317,7 @@ impl Target<'_> {
         let mut needed: Vec<Range<usize>> = Vec::new();
         for tensor in self.layout.units[unit].tensors_of(FlatKind::Trainable) {
             let place = tensor.place.range();
-            let cut = place.start.max(owned.start)..place.end.min(owned.end);
-            if cut.is_empty() {
-                continue;
-            }
+            let Some(cut) = overlap(&place, owned) else { continue };
             for part in tensor.parts(&self.state.place, within(&cut, &place)) {
                 let (start, end) = (place.start + part.ours, place.start + part.ours + part.len);
                 match needed.last_mut() {

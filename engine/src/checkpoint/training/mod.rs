@@ -7,7 +7,6 @@
 //!
 //! What does not train is not in it: it is read or drawn again as it was, and a checksum says whether it is the same.
 
-mod blocks;
 mod digest;
 mod error;
 mod folder;
@@ -15,9 +14,8 @@ pub(crate) mod full;
 mod index;
 mod json;
 mod load;
-mod shard;
+pub(crate) mod shard;
 mod slice;
-mod v1;
 
 pub use digest::Digest;
 pub(crate) use error::Result;
@@ -28,7 +26,7 @@ pub use index::{Identity, Index, Position};
 pub(crate) use index::{RankFiles, StateKind};
 pub(crate) use json::{read_json, write_json};
 pub use load::Resumable;
-pub(crate) use shard::{Shard, file_names};
+pub(crate) use shard::file_names;
 
 use crate::compute::error::StepError;
 use std::thread::JoinHandle;

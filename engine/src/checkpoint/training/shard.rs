@@ -1,22 +1,27 @@
 //! A rank's file of the sharded layout: a safetensors file with its part of every unit, in the order of the model.
 
-use super::blocks::{ALIGNMENT, BlockWriter, Share};
 use super::error::{Result, StateError};
 use super::folder::sync;
-use super::index::{FileSums, Piece, RankFiles, StateKind};
+use super::index::{FORMAT, FileSums, Piece, RankFiles, StateKind};
 use super::json::write_json;
+use super::load::{Reading, Resumable, Target};
 use super::slice::Slice;
-use crate::checkpoint::weights::header_bytes;
+use super::spawn;
+use crate::checkpoint::blocks::{ALIGNMENT, BlockWriter, WriteOptions};
+use crate::checkpoint::overlap;
+use crate::checkpoint::tensor_files::Outline;
 use crate::compute::error::StepError;
 use crate::config::MemoryTier;
+use crate::exec::Executor;
 use crate::mesh::{Coords, within};
 use crate::model::{FlatKind, Layout, Tensor};
-use crate::state::{Moments, Optimizer, Params, Resources, State};
+use crate::state::{Moments, State};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
 use zbench_kernels::{DType, Kernels, View, ViewMut};
 
 pub(crate) fn file_names(rank: usize) -> (String, String) {
@@ -24,18 +29,12 @@ pub(crate) fn file_names(rank: usize) -> (String, String) {
 }
 
 /// Elements of a unit's flat that a rank writes: of the world-wide split, so that every element is written once and all
-/// ranks write alike, whatever the strategy; without the padding, which depends on the number of ranks. Of a copy nothing.
+/// ranks write alike, whatever the strategy. Of a copy nothing. Padding, which depends on the number of ranks, is left out, but for
+/// one element that makes them even, so that no element of four bytes behind one of two lies across the end of a block.
 fn written_range(state: &State, layout: &Layout, unit: usize) -> Option<Range<usize>> {
     let flat_shard = state.trainable(unit).filter(|_| state.copy != Some(unit))?;
-    let end = flat_shard.norm_shard.end.min(in_use(layout, unit));
-    (flat_shard.norm_shard.start < end).then_some(flat_shard.norm_shard.start..end)
-}
-
-/// Elements of a unit's flat that a file holds: without padding, but for one element that makes them even, so that no element
-/// of four bytes behind one of two lies across the end of a block.
-fn in_use(layout: &Layout, unit: usize) -> usize {
     let flat = layout.units[unit].trainable();
-    flat.len.next_multiple_of(2).min(flat.padded)
+    overlap(&flat_shard.norm_shard, &(0..flat.len.next_multiple_of(2).min(flat.padded)))
 }
 
 /// What a rank's file will hold, and its header.
@@ -46,9 +45,9 @@ struct Contents {
 }
 
 impl Contents {
-    fn new(state: &State, layout: &Layout, roles: &[StateKind]) -> Contents {
+    fn new(state: &State, layout: &Layout, roles: &[StateKind]) -> std::io::Result<Contents> {
         let precision = &state.precision;
-        let (mut pieces, mut parts) = (Vec::new(), Vec::new());
+        let (mut pieces, mut outline) = (Vec::new(), Outline::default());
         // The position behind the header.
         let mut at = 0u64;
         for (number, unit) in layout.units.iter().enumerate() {
@@ -58,23 +57,20 @@ impl Contents {
                 let dtype = role.dtype(precision);
                 for (number, tensor) in numbered.clone().filter(|(_, tensor)| tensor.is_counted(&state.place)) {
                     let place = tensor.place.range();
-                    let cut = place.start.max(range.start)..place.end.min(range.end);
-                    if cut.is_empty() {
-                        continue;
-                    }
+                    let Some(cut) = overlap(&place, &range) else { continue };
                     for (ours, slice) in slices(tensor, &state.place, within(&cut, &place)) {
                         let at = at + ((place.start + ours - range.start) * dtype.size()) as u64;
                         pieces.push(Piece { tensor: number, role, dtype, slice, at });
                     }
                 }
-                parts.push((format!("{}.{}.{}", unit.name, role.name(), range.start), [range.len()], dtype));
+                let name = format!("{}.{}.{}", unit.name, role.name(), range.start);
+                outline.tensors.push(((name, vec![range.len()]), dtype));
                 at += (range.len() * dtype.size()) as u64;
             }
         }
-        let parts = parts.iter().map(|(name, shape, dtype)| (name.clone(), &shape[..], *dtype));
-        let header = header_bytes("zbench-training-checkpoint", parts, ALIGNMENT);
+        let header = outline.header(FORMAT, ALIGNMENT)?;
         pieces.iter_mut().for_each(|piece| piece.at += header.len() as u64);
-        Contents { pieces, bytes: header.len() as u64 + at, header }
+        Ok(Contents { pieces, bytes: header.len() as u64 + at, header })
     }
 }
 
@@ -91,51 +87,36 @@ struct UnitState {
     unit: usize,
     /// The part of the moments and of the master that is written.
     range: Range<usize>,
-    /// The shard's weights, where the optimizer has none of its own.
-    weights: Option<Vec<u8>>,
     /// The moments that the optimizer has lent, until they are given back.
     moments: Option<Moments>,
-    /// Copies of the moments that the optimizer wanted back before they were written, by role.
+    /// Copies of what is not lent, by kind: weights of which the optimizer has no master copy, and what it wanted back before it was
+    /// written.
     copies: [Vec<u8>; StateKind::COUNT],
 }
 
 impl UnitState {
-    fn lent(&self, role: StateKind) -> Option<View<'_>> {
-        let buffer = role.of(self.moments.as_ref()?)?;
+    fn lent(&self, kind: StateKind) -> Option<View<'_>> {
+        let buffer = kind.of(self.moments.as_ref()?)?;
         Some(buffer.slice(self.range.clone()))
     }
 
-    fn bytes(&self, role: StateKind) -> &[u8] {
-        match (role, &self.weights, self.lent(role)) {
-            (StateKind::Weights, Some(weights), _) => weights,
+    fn bytes(&self, kind: StateKind) -> &[u8] {
+        match self.lent(kind) {
             // State on a device was copied when it was taken.
-            (_, _, Some(view)) => view.as_bytes().unwrap_or_default(),
-            _ => &self.copies[role as usize],
+            Some(view) => view.as_bytes().unwrap_or_default(),
+            None => &self.copies[kind as usize],
         }
     }
 
-    /// Copies what will be written. Returns the bytes copied.
-    fn copy(&mut self, kernels: &dyn Kernels, roles: &[StateKind]) -> Result<u64> {
-        for role in roles {
-            self.copies[*role as usize] =
-                self.lent(*role).map(|view| bytes_of(kernels, view)).transpose()?.unwrap_or_default();
+    /// Copies what is lent. Returns the bytes copied.
+    fn copy(&mut self, kinds: &[StateKind], bytes_of: impl Fn(View<'_>) -> Result<Vec<u8>>) -> Result<u64> {
+        let mut copied = 0;
+        for kind in kinds {
+            let Some(copy) = self.lent(*kind).map(&bytes_of).transpose()? else { continue };
+            copied += copy.len() as u64;
+            self.copies[*kind as usize] = copy;
         }
-        Ok(self.copies.iter().map(|copy| copy.len() as u64).sum())
-    }
-
-    /// Copies what is not written yet and gives the optimizer its memory back. Returns the bytes copied.
-    fn give_back_if_written(&mut self, back: &Sender<(usize, Moments)>, roles: &[StateKind]) -> u64 {
-        if self.moments.is_none() {
-            return 0;
-        }
-        let on_host = |role| self.lent(role).and_then(|view| view.as_bytes().ok());
-        let mut copies: [Vec<u8>; StateKind::COUNT] = Default::default();
-        for role in roles {
-            copies[*role as usize] = on_host(*role).map_or(Vec::new(), <[u8]>::to_vec);
-        }
-        self.copies = copies;
-        self.give_back(back);
-        self.copies.iter().map(|copy| copy.len() as u64).sum()
+        Ok(copied)
     }
 
     /// Returns what the optimizer has lent and does not have back.
@@ -159,7 +140,7 @@ fn bytes_of(kernels: &dyn Kernels, view: View<'_>) -> Result<Vec<u8>> {
 }
 
 /// A rank's state on its way to the disk, which a thread may carry.
-pub(crate) struct Shard {
+struct Shard {
     dir: PathBuf,
     rank: usize,
     direct: bool,
@@ -168,21 +149,27 @@ pub(crate) struct Shard {
     units: Vec<UnitState>,
     back: Sender<(usize, Moments)>,
     wanted: Arc<AtomicBool>,
+    /// Host memory taken for copies so far, all of them together; it grows when the optimizer wants its memory back.
     copied: Arc<AtomicU64>,
 }
 
+/// Takes what is to be written: master and moments are lent by the optimizer, weights that layers read are copied. The rest is a
+/// thread's work.
+pub(crate) fn start(
+    executor: &mut Executor<'_>,
+    place: (PathBuf, usize, bool),
+) -> Result<(Arc<AtomicU64>, JoinHandle<Result<u64>>)> {
+    let shard = Shard::take(executor, place)?;
+    Ok((shard.copied.clone(), spawn(move || shard.write())?))
+}
+
 impl Shard {
-    /// Takes what is to be written: master and moments are lent by the optimizer; weights that layers read are copied.
-    pub fn take(
-        state: &State,
-        layout: &Layout,
-        res: Resources<'_>,
-        params: &mut Params,
-        optimizer: &mut Optimizer,
-        roles: &'static [StateKind],
-        (dir, rank, direct): (PathBuf, usize, bool),
-    ) -> Result<Shard> {
-        let (contents, kernels) = (Contents::new(state, layout, roles), res.kernels);
+    fn take(executor: &mut Executor<'_>, (dir, rank, direct): (PathBuf, usize, bool)) -> Result<Shard> {
+        let Executor { context, state, params, optimizer, delayed, .. } = executor;
+        let (layout, res) = (&context.stage_plan.layout, context.resources());
+        let roles = StateKind::all(delayed.is_some());
+        let kernels = res.kernels;
+        let contents = Contents::new(state, layout, roles).map_err(|source| StateError::io("write", &dir, source))?;
         // A thread cannot read a device's memory, and what lives on a disk passes through memory: all of it is copied now.
         let is_reachable = match state.tiers.optimizer {
             MemoryTier::Device => kernels.is_host(),
@@ -199,16 +186,17 @@ impl Shard {
             let Some(mut moments) = loan.take(unit) else { continue };
             params.open(res, unit)?;
             moments.open(res)?;
-            let weights = match (&moments.master, params.shard_mut(unit, FlatKind::Trainable)) {
-                (None, Some(shard)) => Some(bytes_of(kernels, shard.slice(within(&range, &flat_shard.shard)))?),
-                _ => None,
-            };
+            let mut copies: [Vec<u8>; StateKind::COUNT] = Default::default();
+            if let (None, Some(shard)) = (&moments.master, params.shard_mut(unit, FlatKind::Trainable)) {
+                let weights = bytes_of(kernels, shard.slice(within(&range, &flat_shard.shard)))?;
+                copied += weights.len() as u64;
+                copies[StateKind::Weights as usize] = weights;
+            }
             params.close(res, unit, false)?;
-            copied += weights.as_ref().map_or(0, |weights| weights.len() as u64);
             let range = within(&range, &flat_shard.owned);
-            let mut of = UnitState { unit, range, weights, moments: Some(moments), copies: Default::default() };
+            let mut of = UnitState { unit, range, moments: Some(moments), copies };
             if !is_reachable {
-                copied += of.copy(kernels, roles)?;
+                copied += of.copy(roles, |view| bytes_of(kernels, view))?;
             }
             if let Some(moments) = &mut of.moments {
                 moments.close(res, false)?;
@@ -222,13 +210,8 @@ impl Shard {
         Ok(Shard { dir, rank, direct, roles, contents, units, back, wanted, copied: Arc::new(AtomicU64::new(copied)) })
     }
 
-    /// Host memory taken for copies so far, all of them together; it grows when the optimizer wants its memory back.
-    pub fn copied(&self) -> Arc<AtomicU64> {
-        self.copied.clone()
-    }
-
     /// Writes the rank's files; on the disk when this returns. The optimizer gets all of its memory back, whatever happens.
-    pub fn write(mut self) -> Result<u64> {
+    fn write(mut self) -> Result<u64> {
         let result = self.write_files();
         self.units.iter_mut().for_each(|unit| unit.give_back(&self.back));
         result
@@ -237,16 +220,16 @@ impl Shard {
     fn write_files(&mut self) -> Result<u64> {
         std::fs::create_dir_all(&self.dir).map_err(|source| StateError::io("write", &self.dir, source))?;
         let (name, sums) = file_names(self.rank);
-        let path = self.dir.join(&name);
-        let (name, bytes) = (&name, self.contents.bytes);
+        let (path, bytes) = (self.dir.join(&name), self.contents.bytes);
+        let failed = |source| StateError::io("write", &path, source);
         let write = || {
-            let writer = self.hand_over(&path)?;
-            let files = vec![FileSums { name: name.clone(), bytes, first: 0, every: 1, crc32: writer.sums().to_vec() }];
+            let writer = self.hand_over(&path).map_err(failed)?;
+            let files = vec![FileSums { name, bytes, first: 0, every: 1, crc32: writer.sums().to_vec() }];
             let pieces = std::mem::take(&mut self.contents.pieces);
             // Beside the last transfers: a disk takes as long for two syncs at a time as for one. Nobody reads these files
             // before the index is written, which waits for all of them.
             write_json(&self.dir.join(sums), &RankFiles { files, pieces })?;
-            writer.finish()
+            writer.finish().map_err(failed)
         };
         write().inspect_err(|_| {
             // This frees page cache for others; an error here has no consequence.
@@ -257,29 +240,50 @@ impl Shard {
     }
 
     /// Gives all of the rank's data to the thread that writes.
-    fn hand_over(&mut self, path: &Path) -> Result<BlockWriter> {
+    fn hand_over(&mut self, path: &Path) -> std::io::Result<BlockWriter> {
         const AT_ONCE: usize = 4 << 20;
-        let mut writer = BlockWriter::create(path, self.contents.bytes, Share::WHOLE, self.direct, false)?;
+        let options = WriteOptions { direct: self.direct, ..WriteOptions::default() };
+        let mut writer = BlockWriter::create(path, self.contents.bytes, options)?;
         writer.push(&self.contents.header)?;
         for at in 0..self.units.len() {
             for role in self.roles.iter().copied() {
                 let len = self.units[at].bytes(role).len();
                 for start in (0..len).step_by(AT_ONCE) {
                     if self.wanted.load(Ordering::Acquire) {
-                        let copied: u64 = self.units[at..]
-                            .iter_mut()
-                            .map(|unit| unit.give_back_if_written(&self.back, self.roles))
-                            .sum();
-                        self.copied.fetch_add(copied, Ordering::Relaxed);
+                        self.return_all(at);
                     }
                     writer.push(&self.units[at].bytes(role)[start..len.min(start + AT_ONCE)])?;
                 }
             }
             let unit = &mut self.units[at];
             unit.give_back(&self.back);
-            (unit.weights, unit.copies) = Default::default();
+            unit.copies = Default::default();
         }
         writer.close();
         Ok(writer)
     }
+
+    /// Copies what is not written yet, from unit `at` on, and gives the optimizer its memory back.
+    fn return_all(&mut self, at: usize) {
+        for unit in &mut self.units[at..] {
+            let on_host = |view: View<'_>| Ok(view.as_bytes().unwrap_or_default().to_vec());
+            let copied = unit.copy(self.roles, on_host).unwrap_or_default();
+            self.copied.fetch_add(copied, Ordering::Relaxed);
+            unit.give_back(&self.back);
+        }
+    }
+}
+
+/// What a rank needs of the files of this layout.
+pub(super) fn readings<'a>(from: &Resumable, target: &Target<'_>) -> Result<Vec<Reading<'a>>> {
+    let mut readings = Vec::new();
+    for RankFiles { files, pieces } in &from.ranks {
+        let Some(file) = files.first() else { continue };
+        let wanted = target.wanted(pieces);
+        if !wanted.is_empty() {
+            let blocks = from.blocks(&file.name, [file].into_iter())?;
+            readings.push(Reading { blocks, header: None, wanted });
+        }
+    }
+    Ok(readings)
 }

@@ -1,5 +1,6 @@
 //! What can be wrong with weights on disk.
 
+use crate::checkpoint::tensor_files::WriteError;
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint cannot be used. Every message names the file, and the tensor where there is one.
@@ -33,6 +34,12 @@ pub enum CheckpointError {
 impl CheckpointError {
     pub(super) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> CheckpointError {
         CheckpointError::Io { doing, path: path.into(), source }
+    }
+}
+
+impl From<WriteError> for CheckpointError {
+    fn from(WriteError { path, source }: WriteError) -> CheckpointError {
+        CheckpointError::Io { doing: "write", path, source }
     }
 }
 

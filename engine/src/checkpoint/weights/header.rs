@@ -1,6 +1,7 @@
 //! A safetensors header: eight bytes of length, JSON, then data. Read and checked without touching the data.
 
 use super::{CheckpointError, Result, TensorInfo};
+use crate::checkpoint::tensor_files::{LENGTH_BYTES, MAX_HEADER_BYTES, METADATA};
 use safetensors::tensor::TensorInfo as Stored;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -9,13 +10,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use tracing::debug;
-
-/// The format's own limit.
-pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Bytes of the length in front of the header.
-pub(super) const LENGTH_BYTES: u64 = 8;
-/// The one key that is not a tensor.
-pub(super) const METADATA: &str = "__metadata__";
 
 /// Opens a file, which is number `index` of its checkpoint, and checks its header against its length.
 pub(super) fn open(path: &Path, index: usize) -> Result<(File, BTreeMap<String, TensorInfo>)> {

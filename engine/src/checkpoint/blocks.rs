@@ -1,7 +1,7 @@
 //! Files as blocks with checksums, written and read past the page cache where the file system can. A thread moves bytes
 //! to or from the disk while another fills or uses the next ones.
 
-use super::error::{Result, StateError};
+use super::training::{Result, StateError};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -83,9 +83,23 @@ pub(super) struct Share {
     pub every: usize,
 }
 
-impl Share {
-    pub const WHOLE: Share = Share { first: 0, every: 1 };
+/// How a file is written: by default whole, through the page cache, with few buffers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteOptions {
+    pub share: Share,
+    pub direct: bool,
+    /// Whether a buffer is made where all are under way, rather than waited for: no call waits for the disk before
+    /// [`BlockWriter::finish`], at the cost of memory.
+    pub grows: bool,
+}
 
+impl Default for WriteOptions {
+    fn default() -> WriteOptions {
+        WriteOptions { share: Share { first: 0, every: 1 }, direct: false, grows: false }
+    }
+}
+
+impl Share {
     fn has(&self, transfer: u64) -> bool {
         transfer % self.every as u64 == self.first as u64
     }
@@ -101,12 +115,9 @@ impl Share {
 
 /// Writes a file, or a share of it that others write too, front to back.
 pub(super) struct BlockWriter {
-    path: PathBuf,
-    share: Share,
+    options: WriteOptions,
     total: u64,
     position: u64,
-    /// Whether a buffer is made where all are under way, rather than waited for.
-    grows: bool,
     made: usize,
     filled: Option<Aligned>,
     sums: Vec<u32>,
@@ -116,15 +127,13 @@ pub(super) struct BlockWriter {
 }
 
 impl BlockWriter {
-    /// A new file of `bytes`, for which the disk's room is taken at once. Where it `grows` no call waits for the disk before
-    /// [`BlockWriter::finish`], at the cost of memory.
-    pub fn create(path: &Path, bytes: u64, share: Share, direct: bool, grows: bool) -> Result<BlockWriter> {
-        let failed = |source| StateError::io("write", path, source);
-        let (file, mut direct) = open(path, true, direct).map_err(failed)?;
+    /// A new file of `bytes`, for which the disk's room is taken at once.
+    pub fn create(path: &Path, bytes: u64, options: WriteOptions) -> std::io::Result<BlockWriter> {
+        let (file, mut direct) = open(path, true, options.direct)?;
         match fallocate(&file, FallocateFlags::empty(), 0, bytes.max(1)) {
             // If room cannot be reserved, a later write reports the error.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {}
-            Err(error) => return Err(failed(error.into())),
+            Err(error) => return Err(error.into()),
         }
         let (full, to_write) = channel::<(u64, Aligned, usize)>();
         let (give_back, empty) = channel();
@@ -141,13 +150,11 @@ impl BlockWriter {
             file.set_len(bytes)?;
             file.sync_all()
         };
-        let disk = zbench_kernels::threads::spawn::start("checkpoint disk", write).map_err(failed)?;
+        let disk = zbench_kernels::threads::spawn::start("checkpoint disk", write)?;
         Ok(BlockWriter {
-            path: path.into(),
-            share,
+            options,
             total: bytes,
             position: 0,
-            grows,
             made: 0,
             filled: None,
             sums: Vec::new(),
@@ -157,20 +164,20 @@ impl BlockWriter {
         })
     }
 
-    pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn push(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.append(bytes.len() as u64, |range, to| {
             to.copy_from_slice(&bytes[range.start as usize..range.end as usize]);
         })
     }
 
     /// Appends `len` bytes, of which `encode` writes those ranges that are in this writer's share.
-    pub fn append(&mut self, len: u64, mut encode: impl FnMut(Range<u64>, &mut [u8])) -> Result<()> {
+    pub fn append(&mut self, len: u64, mut encode: impl FnMut(Range<u64>, &mut [u8])) -> std::io::Result<()> {
         let mut done = 0;
         while done < len {
             let transfer = self.position / TRANSFER as u64;
             let begin = (self.position % TRANSFER as u64) as usize;
             let now = (len - done).min((TRANSFER - begin) as u64);
-            if self.share.has(transfer) {
+            if self.options.share.has(transfer) {
                 let mut buffer = self.buffer()?;
                 encode(done..done + now, &mut buffer.bytes()[begin..begin + now as usize]);
                 self.filled = Some(buffer);
@@ -184,14 +191,14 @@ impl BlockWriter {
     }
 
     /// The buffer that is being filled, or a free one.
-    fn buffer(&mut self) -> Result<Aligned> {
+    fn buffer(&mut self) -> std::io::Result<Aligned> {
         if let Some(buffer) = self.filled.take() {
             return Ok(buffer);
         }
         if let Ok(buffer) = self.empty.try_recv() {
             return Ok(buffer);
         }
-        if self.grows || self.made < BUFFERS {
+        if self.options.grows || self.made < BUFFERS {
             self.made += 1;
             return Ok(Aligned::new());
         }
@@ -202,7 +209,7 @@ impl BlockWriter {
         (self.made * (TRANSFER + ALIGNMENT)) as u64
     }
 
-    fn flush(&mut self, transfer: u64) -> Result<()> {
+    fn flush(&mut self, transfer: u64) -> std::io::Result<()> {
         let Some(mut buffer) = self.filled.take() else { return Ok(()) };
         let start = transfer * TRANSFER as u64;
         let len = (self.position - start) as usize;
@@ -214,22 +221,15 @@ impl BlockWriter {
     }
 
     /// Waits for the disk's thread, which ends when it has written all that it was given.
-    fn join(&mut self) -> Result<()> {
-        self.full = None;
-        let source = match self.disk.take().map(JoinHandle::join) {
-            Some(Ok(Ok(()))) => return Ok(()),
-            Some(Ok(Err(source))) => source,
-            _ => std::io::Error::other("the thread that writes has panicked"),
-        };
-        Err(StateError::io("write", &self.path, source))
+    fn join(&mut self) -> std::io::Result<()> {
+        self.close();
+        let panicked = || Err(std::io::Error::other("the thread that writes has panicked"));
+        self.disk.take().and_then(|disk| disk.join().ok()).unwrap_or_else(panicked)
     }
 
     /// Why the disk's thread takes or returns no more buffers.
-    fn stopped(&mut self) -> StateError {
-        let Err(error) = self.join() else {
-            return StateError::io("write", &self.path, std::io::Error::other("the thread that writes has ended"));
-        };
-        error
+    fn stopped(&mut self) -> std::io::Error {
+        self.join().err().unwrap_or_else(|| std::io::Error::other("the thread that writes has ended"))
     }
 
     /// Ends the input: the disk's thread stops after it has written what it holds.
@@ -243,10 +243,10 @@ impl BlockWriter {
     }
 
     /// Returns when the whole file is on the disk.
-    pub fn finish(mut self) -> Result<Written> {
+    pub fn finish(mut self) -> std::io::Result<Written> {
         if self.position != self.total {
             let reason = format!("{} of {} bytes came; a bug", self.position, self.total);
-            return Err(StateError::io("write", &self.path, std::io::Error::other(reason)));
+            return Err(std::io::Error::other(reason));
         }
         self.join()?;
         Ok(Written { bytes: self.total, sums: std::mem::take(&mut self.sums) })
@@ -403,7 +403,9 @@ mod tests {
         for len in [0, 1, 4095, 4096, BLOCK, BLOCK + 1, TRANSFER, 3 * TRANSFER + 12345] {
             for direct in [true, false] {
                 let (path, bytes) = (dir.path().join(format!("{len} {direct}")), random(len));
-                let mut writer = BlockWriter::create(&path, len as u64, Share::WHOLE, direct, false).expect("a file");
+                let mut writer =
+                    BlockWriter::create(&path, len as u64, WriteOptions { direct, ..WriteOptions::default() })
+                        .expect("a file");
                 bytes.chunks(777_777).for_each(|part| writer.push(part).expect("room"));
                 let written = writer.finish().expect("room");
                 assert_eq!(std::fs::read(&path).expect("the file"), bytes);
@@ -435,7 +437,8 @@ mod tests {
         let shares = (0..3).map(|first| Share { first, every: 3 });
         let writers: Vec<_> = shares
             .map(|share| {
-                let create = BlockWriter::create(&path, bytes.len() as u64, share, true, true);
+                let create =
+                    BlockWriter::create(&path, bytes.len() as u64, WriteOptions { share, direct: true, grows: true });
                 let mut writer = create.expect("a file");
                 bytes.chunks(1_234_567).for_each(|part| writer.push(part).expect("room"));
                 (share, writer)
@@ -455,7 +458,8 @@ mod tests {
     fn a_flipped_bit_is_found_in_its_block_alone() {
         let dir = tempfile::tempdir().expect("a folder");
         let (path, mut bytes) = (dir.path().join("f"), random(3 * BLOCK));
-        let mut writer = BlockWriter::create(&path, bytes.len() as u64, Share::WHOLE, true, false).expect("a file");
+        let options = WriteOptions { direct: true, ..WriteOptions::default() };
+        let mut writer = BlockWriter::create(&path, bytes.len() as u64, options).expect("a file");
         writer.push(&bytes).expect("room");
         let written = writer.finish().expect("room");
         bytes[BLOCK + 17] ^= 4;
