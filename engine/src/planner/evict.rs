@@ -99,7 +99,7 @@ impl Plan {
                 break;
             }
         }
-        best.ok_or_else(|| StepError::Bug("no evictions were planned"))
+        best.ok_or(StepError::Bug("no evictions were planned"))
     }
 
     /// Bytes of the device that units on their way to it take at most, where weights live elsewhere: to be gathered, and with a delayed

@@ -187,7 +187,7 @@ impl<'a> Rank<'a> {
         for action in stage_plan.actions.iter().skip_while(|action| **action != Action::Update) {
             self.act(*action, meter)?;
         }
-        self.executor.step_state.update.ok_or_else(|| StepError::Bug("an update has no result"))
+        self.executor.step_state.update.ok_or(StepError::Bug("an update has no result"))
     }
 
     pub(crate) fn act(&mut self, action: Action, meter: &mut Meter) -> Result<()> {

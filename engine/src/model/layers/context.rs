@@ -224,7 +224,7 @@ impl<'a> LayerContext<'a> {
             recorder.note(Overlap::Waits);
         }
         let call = self.waiting(|| group.wait(ticket))?;
-        call.recv.ok_or_else(|| StepError::Bug("a sum of tokens has no result"))
+        call.recv.ok_or(StepError::Bug("a sum of tokens has no result"))
     }
 
     /// What all ranks have of the residual stream, in place of this rank's own.

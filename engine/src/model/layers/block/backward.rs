@@ -196,7 +196,7 @@ impl Block {
 
 /// What backward has kept for the gradients of weights.
 fn kept(buffer: Option<&Buffer>) -> Result<&Buffer> {
-    buffer.ok_or_else(|| StepError::Bug("a product's operands are not kept for its weight"))
+    buffer.ok_or(StepError::Bug("a product's operands are not kept for its weight"))
 }
 
 /// Where the gradients of weights are computed later, keeps that of the residual stream, to which a norm is about to add its own.
