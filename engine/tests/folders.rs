@@ -1,4 +1,4 @@
-//! Files use the folders above their own in the table of their crate's lib.rs, so that imports have no cycle.
+//! The engine's files use the folders above their own in the table of its lib.rs, so that imports have no cycle.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,8 @@ fn uses_of_lower_folders(src: &Path) -> Vec<String> {
         for line in code {
             for used in line.split("crate::").skip(1) {
                 let end = used.find(|c: char| c != '_' && !c.is_ascii_alphanumeric()).unwrap_or(used.len());
-                if order.iter().position(|known| used[..end] == **known).is_some_and(|place| place > own) {
+                // A group of imports could name any folder.
+                if end == 0 || order.iter().position(|known| used[..end] == **known).is_some_and(|place| place > own) {
                     wrong.push(format!("{}: {}", name.display(), &used[..end]));
                 }
             }
@@ -45,8 +46,6 @@ fn uses_of_lower_folders(src: &Path) -> Vec<String> {
 
 #[test]
 fn folders_use_those_above_them_alone() {
-    for src in ["../src", "../../kernels/src"] {
-        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join(src);
-        assert_eq!(uses_of_lower_folders(&src), Vec::<String>::new());
-    }
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
+    assert_eq!(uses_of_lower_folders(&src), Vec::<String>::new());
 }

@@ -6,7 +6,7 @@
 //! the same operations as a training step. What tests compare them with is in kernels/testing, a crate that no release
 //! compiles. [`disk::File`] holds what a rank keeps outside of memory.
 //!
-//! A folder uses those above it in this table:
+//! The folders:
 //!
 //! | folder | subject |
 //! | --- | --- |

@@ -44,7 +44,6 @@ pub enum Action {
         tensor: Option<SavedTensor>,
     },
     /// Make a block's dropped tensors again, and its output if the next block lacks its input.
-    #[serde(rename = "restore")]
     Recompute {
         micro: usize,
         layer: usize,
@@ -102,7 +101,6 @@ pub enum Action {
         what: Kept,
     },
     /// Wait until it is there.
-    #[serde(rename = "settle_saved")]
     WaitStoreSaved {
         micro: usize,
         layer: usize,
@@ -121,7 +119,6 @@ pub enum Action {
         unit: usize,
     },
     /// Wait until it is there.
-    #[serde(rename = "settle")]
     WaitStore {
         unit: usize,
     },

@@ -40,12 +40,7 @@ impl Layer {
 
     /// The units whose weights it reads.
     pub fn units(&self) -> impl Iterator<Item = usize> + use<> {
-        self.read_units().into_iter().flatten()
-    }
-
-    /// The same: its own, the one with the table that it shares, the second one of a block of two units.
-    pub fn read_units(&self) -> [Option<usize>; 3] {
-        [Some(self.unit), self.shares, self.second]
+        [Some(self.unit), self.shares, self.second].into_iter().flatten()
     }
 
     /// Whether it reads and writes a stream; an embedding reads tokens, a head makes a loss.

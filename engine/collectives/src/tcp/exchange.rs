@@ -146,7 +146,7 @@ pub(super) struct Staging(Vec<Line>);
 /// Memory for chunks on their way, aligned for any kernel.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line(#[allow(dead_code)] [u8; 64]);
+struct Line(#[allow(dead_code, reason = "its bytes are reached by address")] [u8; 64]);
 
 impl Staging {
     pub(super) fn is_empty(&self) -> bool {

@@ -51,7 +51,7 @@ impl Offload<'_> {
         // Units by their last reader, with its place in the list.
         let mut last = vec![0; self.trainable.len()];
         for (place, action) in actions.iter().enumerate() {
-            self.read(action).into_iter().flatten().for_each(|unit| last[unit] = place);
+            self.read(action).for_each(|unit| last[unit] = place);
         }
         let mut units: Vec<usize> = (0..last.len()).filter(|unit| self.trainable[*unit]).collect();
         units.sort_by_key(|unit| last[*unit]);
@@ -77,11 +77,10 @@ impl Offload<'_> {
     }
 
     /// The units whose weights an action reads, or gathers.
-    fn read(&self, action: &Action) -> [Option<usize>; 3] {
-        match *action {
-            Action::Gather { unit, .. } => [Some(unit), None, None],
-            _ => action.layer_read().map_or([None; 3], |layer| self.layers[layer].read_units()),
-        }
+    fn read(&self, action: &Action) -> impl Iterator<Item = usize> {
+        let gathered = if let Action::Gather { unit, .. } = *action { Some(unit) } else { None };
+        let read = action.layer_read().map(|layer| self.layers[layer].units());
+        gathered.into_iter().chain(read.into_iter().flatten())
     }
 
     /// Whether some of what an update reads or writes is elsewhere than where it is computed.
